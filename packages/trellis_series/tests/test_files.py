@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts, read_csv
-from trellis_series.files import check_columns
+from trellis_series.panel import check_columns
 
 VALUES = 100 + 10 * np.sin(np.arange(120) * 2 * np.pi / 24)
 
@@ -147,7 +147,7 @@ def test_what_is_no_table_is_refused(tmp_path, content):
 def test_decompression_bomb_is_refused(tmp_path):
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 2**26, compresslevel=9))
-    with pytest.raises(ValueError, match="unpacks"):
+    with pytest.raises(ValueError, match="unpack"):
         read_csv(path)
 
 

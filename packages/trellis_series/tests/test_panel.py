@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
-from trellis_series.calendars import infer_frequency, parse_times
+from trellis_series.times import infer_freq, parse_times
 
 N = 120
 Y = np.sin(np.arange(N) / 3)
@@ -43,7 +43,7 @@ def test_times_keep_their_zone(zone):
 def test_frequencies_are_found_beside_gaps(freq):
     times = pd.date_range("2001-01-31", periods=60, freq=freq)
     gaps = times.delete([20, 33, 34])
-    found = infer_frequency(gaps)
+    found = infer_freq(gaps)
     assert pd.date_range(times[0], times[-1], freq=found).equals(times)
 
 

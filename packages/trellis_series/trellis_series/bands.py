@@ -2,28 +2,45 @@
 
 The half width of a band of level p at step k is
 
-    w_k = sum_r c_r  q_r(p) s_{r,k} v^r        r in 0, 1/2, 1
+    w_k = q(p) s_k sqrt(v)
 
-where v is how much the series changes now, s_{r,k} the mean of |e_k| / v^r over the past origins,
-and q_r(p) a quantile of the errors in these units, pooled over the steps. The quantile is that of a
-conformal band for the number of independent origins. The weights c_r fall with the interval score
-of each band over the past.
+where v is how much the series changes now, s_k the mean of |e_k| / sqrt(v) over the past origins,
+and q(p) a quantile of the errors in these units, pooled over the steps. The quantile is that of a
+conformal band for the number of independent origins. Errors and widths of positive series whose
+logarithms are forecast better are those of the logarithms, so their bands are wider above.
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-POWERS = np.array([0.0, 0.5, 1.0])
-LEAST_LOCAL = 0.3  # of the mean change
-_SHARPNESS = 4.0
-_FEW = 3.0  # independent origins below which a band is also at least the naive forecast's
+_LEAST_CHANGE = 0.3  # of the mean change
+_CORRECTION = 0.4  # of levels, divided by one more than the independent origins
+
+
+class Band(NamedTuple):
+    """The half widths (levels, horizon) at a mean change of 1, and the least ones."""
+
+    factors: np.ndarray
+    least: np.ndarray
+
+    def half(self, local: Any, xp: Any = np) -> Any:
+        """Returns the half widths now, (..., levels, horizon).
+
+        Args:
+            local: Array (..., 1), v.
+            xp: `numpy`, or `keras.ops` for tensors.
+        """
+        unit = xp.sqrt(xp.maximum(local, _LEAST_CHANGE))
+        return xp.maximum(unit[..., None] * self.factors, self.least)
 
 
 def calibrate(
     errors: np.ndarray, local: np.ndarray, independent: float, levels: Sequence[float]
 ) -> np.ndarray:
-    """Returns the factors of the powers of v, (powers, levels, horizon).
+    """Returns the half widths at v = 1, (levels, horizon).
 
     Args:
         errors: Array (origins, horizon), forecasts minus values, NaN where these are missing.
@@ -31,41 +48,30 @@ def calibrate(
         independent: Float, the number of origins that share no targets.
         levels: Percentages.
     """
-    tried = [_band(np.abs(errors), local**power, independent, levels) for power in POWERS]
-    evidence = np.log([score for score, _ in tried]) * _SHARPNESS * independent
-    weights = np.exp(evidence.min() - evidence)
-    return (weights / weights.sum())[:, None, None] * np.array([factors for _, factors in tried])
-
-
-def _band(errors, unit, independent, levels):
-    """Returns the interval score over the past, and half widths (levels, horizon) in the unit."""
-    u = errors / unit[:, None]
+    u = np.abs(errors) / np.sqrt(np.maximum(local, _LEAST_CHANGE))[:, None]
     known = ~np.isnan(u)
     mean = np.where(known, u, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1) + 1e-9
     mean = np.where(known.any(axis=0), mean, mean.max())
     shape = np.convolve(np.pad(mean, 1, mode="edge"), [0.25, 0.5, 0.25], "valid")
-    score, factors = 1e-9, []
-    for p in levels:
-        q = np.quantile((u / shape)[known], min(p / 100 * (1 + 0.8 / (independent + 1)), 1.0))
-        factors.append(q * shape)
-        width = (q * shape * unit[:, None])[known]
-        score += (width + np.maximum(errors[known] - width, 0) / (1 - p / 100)).mean()
-    return score, np.array(factors)
+    shares = np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1))
+    return np.outer(np.quantile((u / shape)[known], np.minimum(shares, 1.0)), shape)
 
 
-def changes(y: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:
+def changes(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:
     """Returns v after each step, (time,): a moving mean of the changes over one season.
 
     Args:
-        y: Array (time,), in units of the mean change.
+        z: Array (time,), in units of the mean change.
         known: Boolean array (time,).
         season, horizon: Positive integers.
     """
-    local, rate = np.ones(len(y)), rate_of(season, horizon)
-    for t in range(season, len(y)):
-        change = np.abs(y[t] - y[t - season]) if known[t] else local[t - 1]
-        local[t] = local[t - 1] + rate * (change - local[t - 1])
-    return local
+    seen = np.where(known[season:], np.abs(z[season:] - z[:-season]), np.nan)
+    mean = (
+        pd.Series([1.0, *seen])
+        .ewm(alpha=rate_of(season, horizon), adjust=False, ignore_na=True)
+        .mean()
+    )
+    return np.concatenate([np.ones(len(z)), mean])[-len(z) :]
 
 
 def rate_of(season: int, horizon: int) -> float:

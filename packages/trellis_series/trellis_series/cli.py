@@ -12,11 +12,14 @@ import typer
 from utilsforecast.evaluation import evaluate
 from utilsforecast.losses import mae
 
-from trellis_series.calendars import parse_times
+from keras_streams.files import atomic_write, check_output
+from trellis_keras.terminal import printable
 from trellis_series.ensemble import fill
-from trellis_series.files import check_columns, check_output, printable, read_csv, replacing
+from trellis_series.files import read_csv
 from trellis_series.forecasts import Forecasts
-from trellis_series.panel import Columns, read_panel, to_frame
+from trellis_series.panel import Columns, check_columns, read_panel, to_frame
+from trellis_series.saving import check_folder
+from trellis_series.times import parse_times
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _WINDOWS = 5  # of the backtest, unless a series is too short
@@ -120,11 +123,11 @@ def forecast(
             target_col=target,
         )
         if save is not None:
-            from trellis_series.saving import check_folder
-
             check_folder(save, overwrite)
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
         backtest, of_naive = _backtest(forecasts, known, windows, rivals)
+        if backtest is not None:
+            forecasts.network = forecasts.net  # trained once, and left out where it did not help
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(of_naive, fallback)}")
         few = sum(model.has_few_origins for model, _ in forecasts.models.values())
@@ -139,9 +142,9 @@ def forecast(
     written = found.drop(columns=[name for name in found if name.split("-")[0] == other])
     if forecasts.columns.id not in frame:
         written = written.drop(columns=forecasts.columns.id)
-    with replacing(output) as temporary:
+    with atomic_write(output) as temporary:
         written.to_csv(temporary, index=False)
-    with replacing(picture) as temporary:
+    with atomic_write(picture) as temporary:
         drawn = [each for each in (backtest, found) if each is not None]
         steps = forecasts.horizon * (
             _HISTORY + (0 if backtest is None else backtest["cutoff"].nunique())
@@ -211,7 +214,9 @@ def _backtest(forecasts, frame, windows, rivals):
         typer.echo(f"{_TITLES.get(kind, kind):15}{figures}{shares}")
     if len(errors) > 1:
         worst = (errors["ours"] / errors["naive"]).nlargest(_WORST)
-        named = ", ".join(f"{printable(name)} {ratio:.2f}" for name, ratio in worst.items())
+        named = ", ".join(
+            f"{printable(str(name), lines=False)} {ratio:.2f}" for name, ratio in worst.items()
+        )
         typer.echo(f"\nOf naive, the worst series: {named}")
     return found, float(of_naive["ours"])
 
@@ -234,17 +239,16 @@ def _with_rivals(forecasts, frame, found):
     from statsforecast import models
 
     columns = forecasts.columns
-    panel, calendar, _ = read_panel(frame, columns, forecasts.freq)
+    panel, freq, _ = read_panel(frame, columns, forecasts.freq)
     if len(panel) > _RIVAL_SERIES:
         return found
-    candidates = forecasts.candidate_seasons(panel, calendar)
+    candidates = forecasts.candidate_seasons(panel, freq)
     found = found.assign(**{name: np.nan for name in _RIVALS})
     for series in panel:
         season = next((s for s in candidates if 3 * s <= len(series.y)), 1)
         y = fill(series.y, season)
-        times = calendar.written(series.times)
         for cutoff, rows in found[found[columns.id] == series.name].groupby("cutoff"):
-            history = y[: times.get_loc(cutoff) + 1][-_RIVAL_ROWS:]
+            history = y[: series.times.get_loc(cutoff) + 1][-_RIVAL_ROWS:]
             for name in _RIVALS:
                 model = getattr(models, name)(season_length=season if season <= 24 else 1)
                 found.loc[rows.index, name] = model.forecast(y=history, h=len(rows))["mean"]
@@ -257,9 +261,9 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        typer.echo(f"Error: {printable(error)}", err=True)
+        typer.echo(f"Error: {printable(str(error))}", err=True)
         sys.exit(1)
 
 
 def _show_warning(message, *_, **__):
-    typer.echo(f"Note: {printable(message)}", err=True)
+    typer.echo(f"Note: {printable(str(message))}", err=True)

@@ -8,11 +8,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trellis_series import bands, ridge, smoothing
+from trellis_series import bands, ridge, seasons, smoothing
 
 _LARGEST = 1e30  # value, in units of the scale
-RECENT = 1_000  # values, or five seasons, that the smoothing runs over
-FEW = 3.0  # independent origins below which a band is also at least the naive forecast's
+_RECENT = 1_000  # values, or five seasons, that the smoothing runs over
+_FEW = 3.0  # independent origins below which a band is also at least the naive forecast's
+
+
+class Transform(NamedTuple):
+    """What an expert reads: values, or their logarithms, in units of the mean change over a season.
+
+    `least` and `largest` bound the values of which logarithms are taken or returned.
+    """
+
+    is_log: bool
+    unit: float
+    least: float
+    largest: float
+
+    def apply(self, y: Any, xp: Any = np) -> Any:
+        """Returns values, perhaps NaN, as an expert reads them."""
+        if not self.is_log:
+            return y
+        return xp.log(xp.where(xp.isnan(y), np.nan, xp.maximum(y, self.least))) / self.unit
+
+    def invert(self, z: Any, xp: Any = np) -> Any:
+        """Returns the values of what an expert has forecast."""
+        if not self.is_log:
+            return z
+        return xp.exp(xp.minimum(z * self.unit, math.log(self.largest)))
+
+
+class Filters(NamedTuple):
+    """A bank of filters, its season, and what it reads."""
+
+    transform: Transform
+    season: int
+    bank: smoothing.Bank
 
 
 class State(NamedTuple):
@@ -25,17 +57,9 @@ class State(NamedTuple):
 
     values: Any
     local: Any
-    filters: tuple[smoothing.State, ...]
+    filters: tuple[smoothing.FilterState, ...]
     future: Any = None
     past: Any = None
-
-
-class Filters(NamedTuple):
-    """A bank of filters with a season, which reads values or their logarithms."""
-
-    season: int
-    is_log: bool
-    bank: smoothing.Bank
 
 
 @dataclasses.dataclass
@@ -46,19 +70,17 @@ class Ensemble:
         horizon: Positive integer, number of steps to forecast.
         season, naive_season: Positive integers: the season that the experts read, and the one of
             the naive forecast.
-        scale: Float, the mean change over a season. All that follows is in this unit.
+        scale: Float, the mean change over a season. All values are in this unit.
         low: Float, the least forecast: 0 for series without negative values.
-        limits: The least and the largest value of which logarithms are taken or returned.
-        banks: `Filters`, one or more.
-        is_log: Boolean, whether the ridge regressions read logarithms.
-        unit: Float, the mean step of what the ridge regressions read.
+        transform: What the ridge regressions read, and of which errors and bands are.
+        filters: `Filters`, one or more.
         lags: What the ridge regressions read.
         kernels: Their weights, arrays (features, horizon).
-        slopes: Array (covariates,), what covariates known in the future add, in `unit`.
+        slopes: Array (covariates,), what covariates known in the future add.
         weights: Array (experts,).
-        errors, origin_local: Arrays (origins, horizon) and (origins,): what the forecasts missed
-            at past origins, and the state's `local` there.
-        naive_errors: The same of the naive forecast.
+        errors, naive_errors: Arrays (origins, horizon): what the forecasts, and the seasonal naive
+            ones, missed at past origins.
+        origin_local: Array (origins,), the state's `local` there.
         independent: Float, the number of origins that share no targets.
         naive_change: Float, the root mean square change over `naive_season`.
         state: `State` after the last value.
@@ -71,17 +93,15 @@ class Ensemble:
     naive_season: int
     scale: float
     low: float
-    limits: np.ndarray
-    banks: list[Filters]
-    is_log: bool
-    unit: float
+    transform: Transform
+    filters: list[Filters]
     lags: ridge.Lags
     kernels: list[np.ndarray]
     slopes: np.ndarray
     weights: np.ndarray
     errors: np.ndarray
-    origin_local: np.ndarray
     naive_errors: np.ndarray
+    origin_local: np.ndarray
     independent: float
     naive_change: float
     state: State
@@ -96,26 +116,27 @@ class Ensemble:
             future, past: Covariates (time, channels).
 
         Raises:
-            ValueError: If the history is shorter than what the ridge regression reads.
+            ValueError: If the history is shorter than what the experts read.
         """
         if len(y) < self.length:
             raise ValueError(f"A series needs {self.length} values. Received: {len(y)}")
         filled, known = fill(y, self.season) / self.scale, ~np.isnan(y)
-        longest = max(season for season, *_ in self.banks)
+        longest = max(each.season for each in self.filters)
         values = smoothed(filled, known, longest, first_origin(len(y), self.season, self.horizon))
         states = [
-            smoothing.rolling(bank, self._log(values) if is_log else values, season, 1, ())[1]
-            for season, is_log, bank in self.banks
+            smoothing.rolling(bank, transform.apply(values), season, 1, ())[1]
+            for transform, season, bank in self.filters
         ]
-        local = bands.changes(filled, known, self.season, self.horizon)[-1:]
+        z = self.transform.apply(filled)
+        local = bands.changes(z, known, self.season, self.horizon)[-1:]
         values, *covariates = (last_rows(part, self.length) for part in (filled, future, past))
         return State(values, local, tuple(states), *covariates)
 
     @property
     def length(self) -> int:
         """The number of last values that a state holds."""
-        seasons = (self.season + 1, self.naive_season, *(season for season, *_ in self.banks))
-        return max(self.reach, self.lags.length, *seasons)
+        longest = max(each.season for each in self.filters)
+        return max(self.reach, self.lags.length, self.season + 1, self.naive_season, longest)
 
     def observe(
         self, state: State, y: Any, future: Any = None, past: Any = None, xp: Any = np
@@ -132,17 +153,18 @@ class Ensemble:
         known = xp.less(xp.abs(y), _LARGEST)  # neither NaN nor infinite
         seen = xp.where(known, y, np.nan)
         before = state.values[..., -self.season :][..., :1]
+        y = xp.where(known, y, before)
+        change = xp.abs(self.transform.apply(y, xp) - self.transform.apply(before, xp))
         rate = bands.rate_of(self.season, self.horizon)
-        moved = state.local + rate * (xp.abs(y - before) - state.local)
-        values = xp.concatenate([state.values[..., 1:], xp.where(known, y, before)], axis=-1)
+        local = xp.where(known, state.local + rate * (change - state.local), state.local)
+        values = xp.concatenate([state.values[..., 1:], y], axis=-1)
         filters = tuple(
-            smoothing.step(bank, old, self._log(seen, xp) if is_log else seen, xp)
-            for (_, is_log, bank), old in zip(self.banks, state.filters, strict=True)
+            smoothing.step(bank, old, transform.apply(seen, xp), xp)
+            for (transform, _, bank), old in zip(self.filters, state.filters, strict=True)
         )
         if future is not None:
             future = np.concatenate([state.future[1:], future[None]])
             past = np.concatenate([state.past[1:], past[None]])
-        local = xp.where(known, moved, state.local)
         return State(values, local, filters, future, past)
 
     def outlook(self, state: State, ahead: Any = None, net: Any = None, xp: Any = np) -> Any:
@@ -154,12 +176,11 @@ class Ensemble:
             net: Forecast (..., horizon) of the network. Defaults to none.
             xp: `numpy`, or `keras.ops` for tensors.
         """
-        experts = []
-        for (_, is_log, bank), old in zip(self.banks, state.filters, strict=True):
-            y = smoothing.forecast(bank, old, self.horizon, xp)
-            experts.append(self._exp(y, xp) if is_log else y)
-        z = state.values[..., -self.lags.length :]
-        z = (self._log(z, xp) if self.is_log else z) / self.unit
+        experts = [
+            transform.invert(smoothing.forecast(bank, old, self.horizon, xp), xp)
+            for (transform, _, bank), old in zip(self.filters, state.filters, strict=True)
+        ]
+        z = self.transform.apply(state.values[..., -self.lags.length :], xp)
         if len(self.slopes):
             z = z - state.future[-self.lags.length :] @ self.slopes
         x = z - xp.mean(z[..., -self.season :], axis=-1, keepdims=True)
@@ -170,60 +191,50 @@ class Ensemble:
         if len(self.slopes):
             base = base + ahead @ self.slopes
         for kernel in self.kernels:
-            y = (base + xp.matmul(x, kernel)) * self.unit
-            experts.append(self._exp(y, xp) if self.is_log else y)
+            experts.append(self.transform.invert(base + xp.matmul(x, kernel), xp))
         mean = sum(weight * expert for weight, expert in zip(self.weights, experts, strict=True))
         if net is not None:
             mean = (1 - self.net_share) * mean + self.net_share * net
         return xp.maximum(mean, self.low)
 
-    def _log(self, y, xp=np):
-        return xp.log(xp.where(xp.isnan(y), np.nan, xp.maximum(y, self.limits[0])))
+    def naive(self, state: State) -> np.ndarray:
+        """Returns the seasonal naive forecast (horizon,) after a state, in units of the scale."""
+        at = np.array([len(state.values)])
+        return seasons.naive(state.values, self.naive_season, self.horizon, at)[0]
 
-    def _exp(self, y, xp):
-        return xp.exp(xp.minimum(y, math.log(self.limits[1])))
+    def band(self, levels: Sequence[float], naive: bool = False) -> bands.Band:
+        """Returns the band of the forecast or of the naive one.
 
-    def factors(self, levels: Sequence[float], naive: bool = False) -> np.ndarray:
-        """Returns the factors of a band, (powers, levels, horizon), see `bands`."""
-        errors = self.naive_errors if naive else self.errors
-        if not len(errors):
-            return np.zeros((len(bands.POWERS), len(levels), self.horizon))
-        return bands.calibrate(errors, self.origin_local, self.independent, levels)
-
-    def least_widths(self, levels: Sequence[float]) -> np.ndarray:
-        """Returns the least half widths (levels, horizon): 0 unless there are few origins.
-
-        Then they are those of the naive forecast if its errors were normal and independent.
+        With few origins, it is at least that of a naive forecast with normal, independent errors.
         """
-        if not self.has_few_origins:
-            return np.zeros((len(levels), self.horizon))
-        cycles = -(-np.arange(1, self.horizon + 1) // self.naive_season)
-        normal = [NormalDist().inv_cdf(0.5 + p / 200) for p in levels]
-        return np.outer(normal, self.naive_change * np.sqrt(cycles))
+        errors = self.naive_errors if naive else self.errors
+        least = factors = np.zeros((len(levels), self.horizon))
+        if len(errors):
+            factors = bands.calibrate(errors, self.origin_local, self.independent, levels)
+        if self.has_few_origins:
+            cycles = -(-np.arange(1, self.horizon + 1) // self.naive_season)
+            normal = [NormalDist().inv_cdf(0.5 + p / 200) for p in levels]
+            least = np.outer(normal, self.naive_change * np.sqrt(cycles))
+        return bands.Band(factors, least)
 
     @property
     def has_few_origins(self) -> bool:
-        """Whether the past has too few origins to know how wide a band must be."""
-        return self.independent < FEW
+        """Whether there are too few origins to know how wide a band must be."""
+        return self.independent < _FEW
 
-    def naive(self, state: State) -> np.ndarray:
-        """Returns the seasonal naive forecast (horizon,) after a state, in units of the scale."""
-        steps = np.arange(self.horizon) % self.naive_season
-        return state.values[len(state.values) - self.naive_season + steps]
+    def ends(self, mean: Any, band: bands.Band, state: State, xp: Any = np) -> tuple[Any, Any]:
+        """Returns the lower and upper ends of a band, (..., levels, horizon).
 
-
-def widths(factors: Any, least: Any, local: Any, xp: Any = np) -> Any:
-    """Returns half widths of a band, (..., levels, horizon), from `Ensemble.factors`.
-
-    Args:
-        factors: Array (powers, levels, horizon).
-        least: Array (levels, horizon).
-        local: Array (..., 1), the state's.
-        xp: `numpy`, or `keras.ops` for tensors.
-    """
-    v = xp.maximum(local, bands.LEAST_LOCAL)[..., None]
-    found = sum(v**power * f for f, power in zip(factors, bands.POWERS, strict=True))
-    return xp.maximum(found, least)
+        Args:
+            mean: Array (..., horizon), the forecast.
+            band: Result of `band`.
+            state: `State`.
+            xp: `numpy`, or `keras.ops` for tensors.
+        """
+        z, half = self.transform.apply(mean, xp)[..., None, :], band.half(state.local, xp)
+        lower, upper = (self.transform.invert(end, xp) for end in (z - half, z + half))
+        mean = mean[..., None, :]  # which may be beyond the values that logarithms return
+        return xp.maximum(xp.minimum(lower, mean), self.low), xp.maximum(upper, mean)
 
 
 def first_origin(length: int, season: int, horizon: int) -> int:
@@ -241,7 +252,7 @@ def smoothed(y: np.ndarray, known: np.ndarray, season: int, origin: int) -> np.n
         season: Positive integer, the longest season.
         origin: The first origin.
     """
-    cut = max(0, min(len(y) - max(RECENT, 5 * season), origin - 2 * season))
+    cut = max(0, min(len(y) - max(_RECENT, 5 * season), origin - 2 * season))
     values = np.where(known, y, np.nan)[cut:]
     values[:season] = y[cut : cut + season]
     return values

@@ -14,6 +14,7 @@ from trellis_series.ensemble import (
     Ensemble,
     Filters,
     State,
+    Transform,
     changes_of,
     fill,
     first_origin,
@@ -28,8 +29,6 @@ _POOLED = 10.0  # independent origins that the mean error of a panel counts for
 _PARTS = 8  # weights are multiples of 1/8
 _MARGIN = np.exp(3.0)  # forecasts of logarithms leave the range of the data by this factor
 _SLOPE_PENALTY = 1.0
-# Values with which a network is tried: of a series, in all, and in all with covariates.
-_LONG, _MANY, _SOME = 15_000, 100_000, 10_000
 
 
 class Fitting:
@@ -47,6 +46,7 @@ class Fitting:
         actual: Array (past origins, horizon), what followed.
         independent: Float, the number of origins that share no targets.
         experts: Dict of forecasts (origins, horizon), in units of `scale`.
+        combined: Array (origins, horizon), their weighted mean, after `combine`.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Fitting:
         self.scale = seasons.naive_scale(y, self.season) or float(np.abs(y).max()) or 1.0
         self.y = y = y / self.scale
         self.low = 0.0 if y.min() >= 0 else -np.inf
-        self.limits = np.array([y.min() / _MARGIN, y.max() * _MARGIN])
         self.future, self.past = future, past
         self.extra = changes_of(past, self.season)
         self.experts: dict[str, np.ndarray] = {}
@@ -86,38 +85,36 @@ class Fitting:
         self.origins = np.append(past, n)
         ahead = past[:, None] + np.arange(h)
         self.actual = np.where(self.known[ahead], self.y[ahead], np.nan)
-        self.independent = (past[-1] - past[0]) / h + 1 if len(past) else 0.0
+        self.independent = float((past[-1] - past[0]) / h + 1) if len(past) else 0.0
         parts = [part for part in np.array_split(np.arange(len(past)), _FOLDS) if len(part)]
         self._folds = [*parts, np.array([len(past)])]
         self.bounds = self.origins[[part[0] for part in self._folds]]
 
     def _smooth(self):
-        m = self.season
-        longest = max(m, self.naive_season)
-        values = smoothed(self.y, self.known, longest, self.origins[0])
-        origins = self.origins - (len(self.y) - len(values))
-        self.banks: list[Filters] = []
-        self.states: list[smoothing.State] = []
+        y, m = self.y, self.season
+        least, largest = float(y.min() / _MARGIN), float(y.max() * _MARGIN)
+        self.transform = Transform(False, 1.0, least, largest)
+        values = smoothed(y, self.known, max(m, self.naive_season), self.origins[0])
+        origins = (self.origins - (len(y) - len(values))).tolist()
+        self.filters: list[Filters] = []
+        self.states: list[smoothing.FilterState] = []
 
-        def add(name, season, is_log, bank):
-            x = np.log(values) if is_log else values
-            found, state = smoothing.rolling(bank, x, season, self.horizon, origins.tolist())
-            filters, state = smoothing.largest(bank, state)
-            self.experts[name] = self._exp(found) if is_log else found
-            self.banks.append(Filters(season, is_log, filters))
+        def add(name, transform, season, bank):
+            z = transform.apply(values)
+            found, state = smoothing.rolling(bank, z, season, self.horizon, origins)
+            self.experts[name] = transform.invert(found)
+            bank, state = smoothing.largest(bank, state)
+            self.filters.append(Filters(transform, season, bank))
             self.states.append(state)
 
-        add("smoothing", m, False, smoothing.bank(m))
-        self.is_log = False
-        if self.y.min() > 0:
-            add("log smoothing", m, True, smoothing.bank(m))
-            log, plain = (self.miss(self.experts[name]) for name in ("log smoothing", "smoothing"))
-            self.is_log = bool(log < plain)
+        add("smoothing", self.transform, m, smoothing.bank(m))
+        if y.min() > 0:
+            logs = Transform(True, seasons.naive_scale(np.log(y), m) or 1.0, least, largest)
+            add("log smoothing", logs, m, smoothing.bank(m))
+            plain, log = map(self.miss, self.experts.values())
+            self.transform = logs if log < plain else self.transform
         if self.naive_season > m:
-            add("long season", self.naive_season, self.is_log, smoothing.long_bank())
-
-    def _exp(self, logs):
-        return np.exp(np.minimum(logs, np.log(self.limits[1])))
+            add("long season", self.transform, self.naive_season, smoothing.long_bank())
 
     def miss(self, forecasts: np.ndarray) -> np.ndarray:
         """Returns the mean absolute error over the past origins.
@@ -135,9 +132,7 @@ class Fitting:
         longest = max((s for s in candidates if n >= least[s]), default=m)
         wide = longest + m if longest > m else max(2 * m, self.horizon, 8)
         self.lags = ridge.Lags(m, max(min(wide, n // 4), m))
-        z = np.log(self.y) if self.is_log else self.y
-        self.unit = (float(np.abs(np.diff(z)).mean()) if n > 1 else 0.0) or 1.0
-        self.z = z / self.unit
+        self.z = self.transform.apply(self.y)
         self.slopes = [self._slope(bound) for bound in self.bounds]
 
     def _slope(self, bound):
@@ -172,7 +167,7 @@ class Fitting:
             z, kernels = self.z - added, ridge.kernels(xx, xy)
             base = seasons.naive(z, self.season, self.horizon, at) + added[ahead[fold]]
             out[:, fold] = base + self.lags.features(z, self.extra, at) @ kernels
-        out = self._exp(out * self.unit) if self.is_log else out * self.unit
+        out = self.transform.invert(out)
         best = self.miss(out).argmin()
         self.experts[name] = out[best]
         self.kernels.append(kernels[best])
@@ -198,38 +193,37 @@ class Fitting:
         weights = np.exp(_SHARPNESS * (evidence.min() - evidence))
         weights = weights / weights.sum() @ simplex(len(self.experts))
         experts = np.array(list(self.experts.values()))
-        found = np.maximum(np.tensordot(weights, experts, 1), self.low)
-        naive = seasons.naive(self.y, self.naive_season, self.horizon, self.origins[:-1])
-        local = self.local = bands.changes(self.y, self.known, self.season, self.horizon)
-        changes = self.y[self.naive_season :] - self.y[: -self.naive_season]
+        self.combined = np.maximum(np.tensordot(weights, experts, 1), self.low)
+        past = self.origins[:-1]
+        naive = seasons.naive(self.y, self.naive_season, self.horizon, past)
+        actual, *forecasts = map(self.transform.apply, (self.actual, self.combined[:-1], naive))
+        changes = self.z[self.naive_season :] - self.z[: -self.naive_season]
+        self.local = bands.changes(self.z, self.known, self.season, self.horizon)
         ensemble = Ensemble(
-            self.horizon,
-            self.season,
-            self.naive_season,
-            self.scale,
-            self.low,
-            self.limits,
-            self.banks,
-            self.is_log,
-            self.unit,
-            self.lags,
-            self.kernels,
-            self.slopes[-1],
-            weights,
-            found[:-1] - self.actual,
-            np.maximum(local[self.origins[:-1] - 1], bands.LEAST_LOCAL),
-            naive - self.actual,
-            float(self.independent),
-            float(np.sqrt(np.mean(changes**2))) if len(changes) else 1.0,
-            self.state(0),
+            horizon=self.horizon,
+            season=self.season,
+            naive_season=self.naive_season,
+            scale=self.scale,
+            low=self.low,
+            transform=self.transform,
+            filters=self.filters,
+            lags=self.lags,
+            kernels=self.kernels,
+            slopes=self.slopes[-1],
+            weights=weights,
+            errors=forecasts[0] - actual,
+            naive_errors=forecasts[1] - actual,
+            origin_local=self.local[past - 1],
+            independent=self.independent,
+            naive_change=float(np.sqrt(np.mean(changes**2))) if len(changes) else 1.0,
+            state=self.state(0),
         )
         ensemble.state = self.state(ensemble.length)
         return ensemble
 
     def state(self, length: int) -> State:
         """Returns the state at the end of the series, with this many last values."""
-        last = (last_rows(each, length) for each in (self.y, self.future, self.past))
-        values, *covariates = last
+        values, *covariates = (last_rows(each, length) for each in (self.y, self.future, self.past))
         return State(values, self.local[-1:], tuple(self.states), *covariates)
 
 
@@ -237,11 +231,3 @@ def simplex(experts: int) -> np.ndarray:
     """Returns all weights in steps of 1/8, (combinations, experts)."""
     rows = [r for r in np.ndindex(*(_PARTS + 1,) * (experts - 1)) if sum(r) <= _PARTS]
     return np.array([(*r, _PARTS - sum(r)) for r in rows], "float64") / _PARTS
-
-
-def is_worth_trying(fittings: Sequence[Fitting]) -> bool:
-    """Returns whether there is enough to learn from."""
-    lengths = [len(fitting.y) for fitting in fittings]
-    covariates = fittings[0].future.shape[1] + fittings[0].past.shape[1]
-    total = sum(lengths)
-    return max(lengths) >= _LONG or total >= _MANY or (covariates > 0 and total >= _SOME)

@@ -13,12 +13,14 @@ import pandas as pd
 from tqdm.auto import tqdm
 from utilsforecast.plotting import plot_series
 
-from trellis_series import ensemble, seasons
-from trellis_series.calendars import Calendar, parse_times
-from trellis_series.ensemble import Ensemble, widths
-from trellis_series.fitting import Fitting, is_worth_trying
-from trellis_series.panel import Columns, Encoder, History, read_future, read_panel, to_frame
+from trellis_keras.layers.checks import check_positive
+from trellis_series import network, saving, seasons
+from trellis_series.ensemble import Ensemble, fill
+from trellis_series.fitting import Fitting
+from trellis_series.panel import Columns, History, read_future, read_panel, to_frame
 from trellis_series.ridge import Moments
+from trellis_series.stream import ForecastStream, export
+from trellis_series.times import parse_times, time_grid, time_range
 
 
 class Forecasts:
@@ -41,12 +43,14 @@ class Forecasts:
             `None`, the calendar's for `freq`, such as a day and a week for hours.
         network: `"auto"`, a network where there is enough to learn from: series of two years of
             hours, 100,000 values in all, or 10,000 with covariates; a causal layer, as the backbone
-            of a `Forecaster`; or `None`. A network is used only if it reduces the error at past
-            origins by more than one standard error. Defaults to `"auto"`.
+            of a `Forecaster`; the `net` of other forecasts, which is not trained again; or `None`.
+            A network is used only if it reduces the error at past origins by more than one
+            standard error. Defaults to `"auto"`.
         id_col, time_col, target_col: Names of columns. Default to `"unique_id"`, `"ds"` and `"y"`.
         seed: Integer seed of the network. Defaults to 0.
 
     Attributes:
+        net: The network that `fit` or `cross_validation` used last, or `None`.
         is_better: Boolean, whether the forecasts were better than the seasonal naive one when the
             command tried both; `None` if it did not.
 
@@ -78,7 +82,7 @@ class Forecasts:
         target_col: str = "y",
         seed: int = 0,
     ) -> None:
-        self.horizon = _integer("horizon", horizon)
+        (self.horizon,) = check_positive(horizon=horizon)
         self.levels = _levels(levels)
         self.columns = Columns(
             id_col,
@@ -95,7 +99,7 @@ class Forecasts:
         self.season: list[int] | None = None
         if season is not None:
             given = season if isinstance(season, Sequence) else [season]
-            self.season = sorted({_integer("season", each) for each in given})
+            self.season = sorted({check_positive(season=each)[0] for each in given})
         if isinstance(network, str) and network != "auto":
             raise ValueError(
                 f"`network` must be 'auto', None or a layer. Received: network={network!r}"
@@ -124,13 +128,13 @@ class Forecasts:
             ValueError: If the table is not as described.
         """
         frame = to_frame(df, self.columns)
-        panel, self.calendar, self.encoder = read_panel(frame, self.columns, self.freq)
+        panel, self.fitted_freq, self.encoding = read_panel(frame, self.columns, self.freq)
         self.models = self._fit(panel)
         return self
 
     def _fit(self, panel):
         """Returns a dict from the name of each series to its `Fitted`."""
-        self._candidates = self.candidate_seasons(panel, self.calendar)
+        self._candidates = self.candidate_seasons(panel, self.fitted_freq)
         fittings = [self._fitting(series) for series in tqdm(panel, delay=10, disable=None)]
         groups: dict[Any, list[Fitting]] = {}
         for fitting in fittings:
@@ -151,31 +155,20 @@ class Forecasts:
             fitting.combine(loss, pooled.get(tuple(fitting.experts)))
             for fitting, loss in zip(fittings, losses, strict=True)
         ]
-        self.net = self._train(fittings, models)
+        self.net = network.fit(fittings, models, self.network, self.seed)
         return {
             series.name: Fitted(model, series.times[-1])
             for series, model in zip(panel, models, strict=True)
         }
 
-    def _train(self, fittings, models):
-        """Returns a network, if it makes the forecasts better."""
-        if self.network is None:
-            return None
-        if isinstance(self.network, str) and not is_worth_trying(fittings):
-            return None
-        from trellis_series import network  # imports Keras
-
-        found = network.train(fittings, self.network, self.seed)
-        return found if found and network.weigh(found, fittings, models) else None
-
-    def candidate_seasons(self, panel: Sequence[History], calendar: Calendar) -> list[int]:
+    def candidate_seasons(self, panel: Sequence[History], freq: str | int) -> list[int]:
         """Returns the seasons that series may have, shortest first."""
         if self.season is not None:
             return self.season
-        if calendar.kind != "number":
-            return seasons.calendar_seasons(calendar.freq)
+        if isinstance(freq, str):
+            return seasons.calendar_seasons(freq)
         longest = max(panel, key=lambda series: len(series.y))
-        return seasons.correlated_season(ensemble.fill(longest.y, 1))
+        return seasons.correlated_season(fill(longest.y, 1))
 
     def _fitting(self, series):
         return Fitting(series.y, self._candidates, self.horizon, series.future, series.past)
@@ -211,7 +204,8 @@ class Forecasts:
         levels = self.levels if levels is None else _levels(levels)
         models = self._fitted() if df is None else self._started(df)
         times = {
-            name: self.calendar.after(each.last, self.horizon) for name, each in models.items()
+            name: time_range(self.fitted_freq, each.last, periods=self.horizon + 1)[1:]
+            for name, each in models.items()
         }
         return self._frame(models, times, self._ahead(X_df, times), levels, naive)
 
@@ -236,7 +230,8 @@ class Forecasts:
 
     def _read(self, df):
         frame = to_frame(df, self.columns)
-        return read_panel(frame, self.columns, None, self.calendar, self.encoder)[0]
+        kind = pd.Index([last for _, last in self._fitted().values()]).dtype
+        return read_panel(frame, self.columns, self.fitted_freq, self.encoding, kind)[0]
 
     def _ahead(self, X_df, times):
         """Returns the covariates of the steps to forecast by series."""
@@ -250,7 +245,7 @@ class Forecasts:
                 f"the {self.horizon} steps to forecast. Received: X_df=None"
             )
         frame = to_frame(X_df, self.columns)
-        return read_future(frame, self.columns, self.calendar, self.encoder, times)
+        return read_future(frame, self.columns, self.encoding, times)
 
     def _frame(self, models, times, ahead, levels, naive):
         nets = self._net_forecasts(models, ahead)
@@ -261,18 +256,16 @@ class Forecasts:
                 found["naive"] = model.naive(model.state)
             parts.append({})
             for kind, mean in found.items():
-                factors = model.factors(levels, kind == "naive")
-                half = widths(factors, model.least_widths(levels), model.state.local)
                 parts[-1][kind] = mean * model.scale
-                for level, width in zip(levels, half, strict=True):
-                    low, high = np.maximum(mean - width, model.low), mean + width
-                    parts[-1][f"{kind}-lo-{level}"] = low * model.scale
-                    parts[-1][f"{kind}-hi-{level}"] = high * model.scale
+                lower, upper = model.ends(mean, model.band(levels, kind == "naive"), model.state)
+                for i, level in enumerate(levels):
+                    parts[-1][f"{kind}-lo-{level}"] = lower[i] * model.scale
+                    parts[-1][f"{kind}-hi-{level}"] = upper[i] * model.scale
         values = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
-        names = np.repeat(pd.Series(list(models)), self.horizon).reset_index(drop=True)
-        plain = np.concatenate([each.to_numpy() for each in times.values()])
-        times = self.calendar.written(plain)
-        return pd.DataFrame({self.columns.id: names, self.columns.time: times, **values})
+        names = pd.Series(list(models)).repeat(self.horizon).reset_index(drop=True)
+        first, *others = times.values()
+        ahead_of = first.append(others)
+        return pd.DataFrame({self.columns.id: names, self.columns.time: ahead_of, **values})
 
     def _net_forecasts(self, models, ahead):
         """Returns the network's forecasts, by series."""
@@ -316,7 +309,8 @@ class Forecasts:
         """Returns the model after the steps of a series that follow a time."""
         start = int(series.times.searchsorted(last, "right"))
         state = model.state
-        gap = 0 if start else len(self.calendar.grid(last, series.times[0])) - 2
+        ends = pd.Index([last, *series.times[start:]])
+        gap = len(time_grid(self.fitted_freq, ends, len(ends))) - len(ends)
         if gap:
             warnings.warn(f"{gap:,} missing rows were added to the table.", stacklevel=3)
         for _ in range(gap):
@@ -352,11 +346,11 @@ class Forecasts:
         Raises:
             ValueError: If the table is not as in `fit`, or no series is long enough.
         """
-        n_windows = _integer("n_windows", n_windows)
-        step = self.horizon if step_size is None else _integer("step_size", step_size)
+        step = self.horizon if step_size is None else step_size
+        n_windows, step = check_positive(n_windows=n_windows, step_size=step)
         own = copy.copy(self)
         frame = to_frame(df, self.columns)
-        panel, own.calendar, own.encoder = read_panel(frame, self.columns, self.freq)
+        panel, own.fitted_freq, own.encoding = read_panel(frame, self.columns, self.freq)
         first = self.horizon + (n_windows - 1) * step
         panel = [series for series in panel if len(series.y) > first]
         if not panel:
@@ -374,6 +368,7 @@ class Forecasts:
                     known = series.before(ends[series.name])
                     own.models[series.name] = own._after(known, *model)
             parts.append(own._window(panel, ends, naive))
+        self.net = own.net
         found = pd.concat(parts, ignore_index=True)
         order = found.groupby(self.columns.id, sort=False).ngroup().to_numpy()
         return found.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
@@ -387,9 +382,9 @@ class Forecasts:
         ahead = {series.name: series.future[rows[series.name]] for series in panel}
         times = {series.name: series.times[rows[series.name]] for series in panel}
         found = self._frame(self.models, times, ahead, self.levels, naive)
-        cutoffs = np.array([model.last for model in self.models.values()])
+        cutoffs = pd.Index([model.last for model in self.models.values()])
         actual = np.concatenate([series.y[rows[series.name]] for series in panel])
-        found.insert(2, "cutoff", self.calendar.written(cutoffs.repeat(self.horizon)))
+        found.insert(2, "cutoff", cutoffs.repeat(self.horizon))
         found.insert(3, self.columns.target, actual)
         return found
 
@@ -443,7 +438,11 @@ class Forecasts:
 
     def _drawable(self, table):
         """Returns a sorted table with plain times: periods and durations cannot be drawn."""
-        times = self.calendar.plain(parse_times(table[self.columns.time]))
+        times = parse_times(table[self.columns.time])
+        if isinstance(times.dtype, pd.PeriodDtype):
+            times = times.dt.to_timestamp()
+        elif times.dtype.kind == "m":
+            times = pd.Timestamp(0) + times
         table = table.assign(**{self.columns.time: times})
         return table.sort_values([self.columns.id, self.columns.time])
 
@@ -452,7 +451,7 @@ class Forecasts:
         parts = []
         for name, (model, last) in self._fitted().items():
             y = model.state.values * model.scale
-            times = self.calendar.written(self.calendar.before(last, len(y)))
+            times = time_range(self.fitted_freq, end=last, periods=len(y))
             row = {self.columns.id: name, self.columns.time: times, self.columns.target: y}
             parts.append(pd.DataFrame(row))
         return pd.concat(parts, ignore_index=True)
@@ -470,8 +469,6 @@ class Forecasts:
         Raises:
             ValueError: If there is no such series, or the forecasts have covariates.
         """
-        from trellis_series.stream import ForecastStream  # imports Keras
-
         if self.columns.future or self.columns.known:
             raise ValueError(
                 "A stream reads the values of one series, without covariates. Received: "
@@ -509,8 +506,6 @@ class Forecasts:
         Raises:
             ValueError: As in `stream`, or if the path exists.
         """
-        from trellis_series.stream import export  # imports Keras
-
         export(self.stream(unique_id, dtype), path, overwrite)
 
     def save(self, path: str | os.PathLike, overwrite: bool = False) -> None:
@@ -525,20 +520,16 @@ class Forecasts:
             ValueError: If the folder exists, or names of series are neither strings nor numbers.
             OSError: If it cannot be written.
         """
-        from trellis_series import saving  # imports Keras
-
-        models = self._fitted()
         about = {
             "arguments": self._arguments(),
-            "calendar": dataclasses.asdict(self.calendar),
-            "encoder": self.encoder.columns,
+            "freq": self.fitted_freq,
+            "encoding": self.encoding,
             "seasons": self._candidates,
             "is_better": self.is_better,
-            "names": saving.written_names(list(models)),
-            "last": [saving.written_time(each.last) for each in models.values()],
         }
-        net = self.net and self.net.model
-        saving.save(path, about, [each.model for each in models.values()], net, overwrite)
+        models = {name: model for name, (model, _) in self._fitted().items()}
+        last = pd.Index([each.last for each in self.models.values()])
+        saving.save(path, about, models, last, self.net and self.net.model, overwrite)
 
     def _arguments(self):
         columns = dataclasses.asdict(self.columns)
@@ -554,24 +545,20 @@ class Forecasts:
             ValueError: If the folder has anything else, or is damaged.
             OSError: If it cannot be read.
         """
-        from trellis_series import saving  # imports Keras
-
-        about, rows = saving.load(path)
+        about, models, last, net = saving.load(path)
         try:
             forecasts = cls(**about["arguments"], network=None)
-            forecasts.calendar = Calendar(**about["calendar"])
-            forecasts.encoder = Encoder.restored(about["encoder"])
-            forecasts._candidates = about["seasons"]
-            forecasts.is_better = about["is_better"]
-            models = [saving.restored(arrays, forecasts.horizon) for arrays in rows]
-            forecasts.net = saving.load_network(path, models)
-            last = map(saving.read_time, about["last"])
-            forecasts.models = {
-                name: Fitted(*each)
-                for name, *each in zip(about["names"], models, last, strict=True)
-            }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            forecasts.fitted_freq, forecasts.encoding = about["freq"], about["encoding"]
+            forecasts._candidates, forecasts.is_better = about["seasons"], about["is_better"]
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
+        if any(model.horizon != forecasts.horizon for model in models.values()):
+            raise ValueError(f"{path} is damaged: its horizons differ")
+        forecasts.net = None if net is None else network.Network(net)
+        forecasts.models = {
+            name: Fitted(model, time)
+            for (name, model), time in zip(models.items(), last, strict=True)
+        }
         return forecasts
 
 
@@ -580,12 +567,6 @@ class Fitted(NamedTuple):
 
     model: Ensemble
     last: Any
-
-
-def _integer(name, value):
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-    return int(value)
 
 
 def _levels(levels):

@@ -16,6 +16,8 @@ from trellis_series.forecaster import Forecaster, windows, with_lead
 _LONGEST = 336  # window
 _TRAIN, _VALID = 0.7, 0.85  # shares of a series up to the ends of these parts
 _BATCH, _STEPS, _EPOCHS = 64, 200, 20
+# Values with which a network is tried: of a series, in all, and in all with covariates.
+_LONG, _MANY, _SOME = 15_000, 100_000, 10_000
 _SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
@@ -57,6 +59,29 @@ class Network:
         ahead = fitting.future[origins[:, None] + np.arange(fitting.horizon)]
         y, past, future = (values[rows] for values in (fitting.y, fitting.past, fitting.future))
         return np.asarray(self(y, past, future, ahead))
+
+
+def fit(
+    fittings: Sequence[Fitting], models: Sequence[Ensemble], kind: Any, seed: int
+) -> Network | None:
+    """Returns a network, if it makes the forecasts better, after it has been added to the models.
+
+    Args:
+        fittings, models: Of each series.
+        kind: `"auto"`, a causal layer, a `Network`, or `None`, as in `Forecasts`.
+        seed: Integer seed.
+    """
+    if kind is None or (isinstance(kind, str) and not _is_worth_trying(fittings)):
+        return None
+    found = kind if isinstance(kind, Network) else train(fittings, kind, seed)
+    return found if found and weigh(found, fittings, models) else None
+
+
+def _is_worth_trying(fittings):
+    lengths = [len(fitting.y) for fitting in fittings]
+    covariates = fittings[0].future.shape[1] + fittings[0].past.shape[1]
+    total = sum(lengths)
+    return max(lengths) >= _LONG or total >= _MANY or (covariates > 0 and total >= _SOME)
 
 
 def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Network | None:
@@ -154,12 +179,13 @@ def weigh(network: Network, fittings: Sequence[Fitting], models: Sequence[Ensemb
         fittings, models: Of each series.
     """
     gains, sizes, independent = [], [], 0.0
-    for fitting, model in zip(fittings, models, strict=True):
+    for fitting in fittings:
         origins = fitting.origins[:-1]
         late = origins >= max(_VALID * len(fitting.y), network.window)
         if late.any():
-            moved = network.at(fitting, origins[late]) - (model.errors + fitting.actual)[late]
-            errors = np.abs(model.errors[late] + _SHARES[:, None, None] * moved)
+            ours, actual = fitting.combined[:-1][late], fitting.actual[late]
+            moved = network.at(fitting, origins[late]) - ours
+            errors = np.abs(ours - actual + _SHARES[:, None, None] * moved)
             errors = np.nanmean(errors, axis=-1)  # of each origin
             gains.append(errors[:1] - errors)
             sizes.append(errors[0])

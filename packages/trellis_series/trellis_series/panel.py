@@ -1,18 +1,18 @@
 """Series of a long data frame as arrays."""
 
 import dataclasses
+import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from trellis_series.calendars import Calendar, parse_times
-from trellis_series.files import check_columns
+from trellis_series.times import check_steps, infer_freq, parse_times, time_grid
 
 _MOST_CATEGORIES = 50
-_MOST_MISSING = 1_000_000  # rows, or twenty times the table's
+_TIME_INDEXES = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
 
 
 @dataclasses.dataclass
@@ -34,63 +34,18 @@ class Columns:
 
 @dataclasses.dataclass
 class History:
-    """One series: values (time,) and covariates (time, channels) that rise by one step."""
+    """One series: values (time,) and covariates (time, channels) at evenly spaced times."""
 
     name: Any
+    times: pd.Index
     y: np.ndarray
     future: np.ndarray
     past: np.ndarray
-    times: pd.Index  # plain
 
     def before(self, end: int) -> "History":
         """Returns the first steps of the series."""
-        y, future, past = self.y[:end], self.future[:end], self.past[:end]
-        return History(self.name, y, future, past, self.times[:end])
-
-
-class Encoder:
-    """Turns columns into channels: numbers are standardized, others become indicators."""
-
-    def __init__(self, frame: pd.DataFrame, names: Sequence[str]) -> None:
-        self.columns: dict[str, list] = {}
-        for name in names:
-            values = frame[name]
-            if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-                values = values.astype("float64")
-                known = values[np.isfinite(values)]
-                if known.empty:
-                    raise ValueError(f"The column {name!r} has no values.")
-                deviation = float(known.std(ddof=0))
-                self.columns[name] = ["number", float(known.mean()), deviation or 1.0]
-            else:
-                kinds = sorted(map(str, values.dropna().unique()))
-                if not 0 < len(kinds) <= _MOST_CATEGORIES:
-                    raise ValueError(
-                        f"A column of names may have at most {_MOST_CATEGORIES} different ones. "
-                        f"Received: {len(kinds)} in {name!r}"
-                    )
-                self.columns[name] = ["names", *kinds]
-
-    @classmethod
-    def restored(cls, columns: dict[str, list]) -> "Encoder":
-        """Returns the encoder with these `columns`."""
-        encoder = cls(pd.DataFrame(), ())
-        encoder.columns = dict(columns)
-        return encoder
-
-    def __call__(self, frame: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
-        """Returns channels (rows, channels), NaN where a value is missing."""
-        parts = [np.zeros((len(frame), 0))]
-        for name in names:
-            kind, *about = self.columns[name]
-            if kind == "number":
-                values = pd.to_numeric(frame[name], errors="coerce").to_numpy("float64")
-                parts.append(((values - about[0]) / about[1])[:, None])
-            else:
-                values = frame[name].astype(object)
-                found = values.map(str).to_numpy()[:, None] == np.array(about)
-                parts.append(np.where(values.isna().to_numpy()[:, None], np.nan, found))
-        return np.concatenate(parts, axis=1)
+        parts = (self.times, self.y, self.future, self.past)
+        return History(self.name, *(part[:end] for part in parts))
 
 
 def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
@@ -103,44 +58,46 @@ def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
     """
     if not isinstance(data, (pd.DataFrame, pd.Series)) and hasattr(data, "to_pandas"):
         data = data.to_pandas()
-    if isinstance(data, (pd.Series, np.ndarray, list, tuple)):
-        data = pd.Series(data) if not isinstance(data, pd.Series) else data
-        if not isinstance(data.index, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)):
-            data = data.reset_index(drop=True)
-        data = data.rename_axis(columns.time).rename(columns.target).reset_index()
+    if isinstance(data, (np.ndarray, list, tuple)):
+        data = pd.Series(data)
+    if isinstance(data, pd.Series):
+        data = data.to_frame(columns.target)
+        if isinstance(data.index, pd.Index) and data.index.name is None and data.index.nlevels == 1:
+            data = data if isinstance(data.index, _TIME_INDEXES) else data.reset_index(drop=True)
+            data = data.rename_axis(columns.time)
     if not isinstance(data, pd.DataFrame):
         raise ValueError(
             f"Data must be a data frame or a series of pandas. Received: {type(data).__name__}"
         )
-    frame = data
-    if columns.time not in frame.columns:
-        in_index = columns.time in frame.index.names
-        kinds = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
-        if in_index or columns.id in frame.index.names:
-            frame = frame.reset_index()
-        elif isinstance(frame.index, kinds):
-            frame = frame.rename_axis(columns.time).reset_index()
-    if columns.id not in frame.columns and columns.id == Columns.id:
-        frame = frame.assign(**{columns.id: "series"})
-    return frame
+    if columns.time not in data.columns:
+        if isinstance(data.index, _TIME_INDEXES):
+            data = data.rename_axis(columns.time)
+        if {columns.time, columns.id} & set(data.index.names):
+            data = data.reset_index()
+    if columns.id not in data.columns and columns.id == Columns.id:
+        data = data.assign(**{columns.id: "series"})
+    return data
 
 
 def read_panel(
     frame: pd.DataFrame,
     columns: Columns,
     freq: str | int | None = None,
-    calendar: Calendar | None = None,
-    encoder: Encoder | None = None,
-    dayfirst: bool | None = None,
-) -> tuple[list[History], Calendar, Encoder]:
+    encoding: dict[str, list] | None = None,
+    kind: Any = None,
+) -> tuple[list[History], str | int, dict[str, list]]:
     """Returns the series of a table, with missing rows filled.
 
     Args:
         frame: Data frame, see `to_frame`.
         columns: `Columns`.
         freq: Frequency of the times. Defaults to `None`, inferred from the longest series.
-        calendar, encoder: Those of an earlier table. Default to `None`.
-        dayfirst: See `parse_times`.
+            Periods have their own.
+        encoding: Encoding of the covariates. Defaults to `None`, see `find_encoding`.
+        kind: The dtype that times must have. Defaults to `None`, any.
+
+    Returns:
+        The series, the frequency and the encoding.
 
     Raises:
         ValueError: If columns are missing or not as described, times are repeated or do not rise by
@@ -150,82 +107,125 @@ def read_panel(
     check_columns([columns.id, columns.time, columns.target, *covariates], frame.columns)
     if frame.empty:
         raise ValueError("The table has no rows.")
-    if frame[columns.id].isna().any():
+    names = frame[columns.id]
+    if names.isna().any():
         raise ValueError(f"The column {columns.id!r} has missing names.")
-    y = numbers(frame[columns.target])
-    times = parse_times(frame[columns.time], dayfirst)
-    codes, names = pd.factorize(frame[columns.id])
-    if calendar is None:
-        longest = times[codes == np.bincount(codes).argmax()]
-        calendar = Calendar.of(times, longest, freq)
-    place, grid = _places(calendar, calendar.plain(times))
-    encoder = Encoder(frame, covariates) if encoder is None else encoder
-    future, past = (encoder(frame, group) for group in (columns.future, columns.known))
-    order = np.lexsort((place, codes))
-    repeated = (np.diff(codes[order]) == 0) & (np.diff(place[order]) == 0)
-    if repeated.any():
-        row = order[np.flatnonzero(repeated)[0]]
+    times = parse_times(frame[columns.time])
+    if kind is not None and times.dtype != kind:
         raise ValueError(
-            f"The series {names[codes[row]]!r} has two rows of {times.iloc[row]}. Name the column "
-            "of series if the table has several."
+            f"Times must be of the kind {kind}, as in the first table. Received: {times.dtype}"
         )
+    if freq is not None and isinstance(freq, str) == pd.api.types.is_integer_dtype(times):
+        raise ValueError(
+            "`freq` must be an integer if times are integers, and a string otherwise. Received: "
+            f"freq={freq!r}, times of the kind {times.dtype}"
+        )
+    encoding = find_encoding(frame, covariates) if encoding is None else encoding
+    channels = [encode(frame, group, encoding) for group in (columns.future, columns.known)]
+    split = 1 + channels[0].shape[1]
+    rows = np.concatenate([numbers(frame[columns.target])[:, None], *channels], axis=1)
+    index = pd.MultiIndex.from_arrays([names, times], names=["series", "time"])
+    values = pd.DataFrame(rows, index)
+    repeated = values.index.duplicated()
+    if repeated.any():
+        name, time = values.index[repeated][0]
+        raise ValueError(
+            f"The series {name!r} has two rows of {time}. Name the column of series if the table "
+            "has several."
+        )
+    if freq is None or isinstance(times.dtype, pd.PeriodDtype):
+        longest = times[(names == names.value_counts().index[0]).to_numpy()]
+        freq = infer_freq(pd.Index(longest).unique().sort_values())
+    grid = time_grid(freq, pd.Index(times).unique().sort_values(), len(frame))
     found, missing = [], 0
-    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
-        has_value = np.flatnonzero(~np.isnan(y[rows]))
+    for name, part in values.groupby("series", sort=False, observed=True):
+        part = part.droplevel("series").sort_index()
+        has_value = np.flatnonzero(part[0].notna())
         if not len(has_value):
-            raise ValueError(f"The series {names[codes[rows[0]]]!r} has no values.")
-        rows = rows[has_value[0] : has_value[-1] + 1]
-        at = place[rows] - place[rows[0]]
-        missing += at[-1] + 1 - len(at)
-        if missing > max(_MOST_MISSING, 20 * len(frame)):
-            raise ValueError(
-                f"The times rise by {calendar.freq!r}, at which more than {missing:,} rows are "
-                "missing. Pass another `freq`."
-            )
-        steps = grid[place[rows[0]] : place[rows[-1]] + 1]
-        ahead, known = (_carried(_spread(part[rows], at)) for part in (future, past))
-        found.append(History(names[codes[rows[0]]], _spread(y[rows], at), ahead, known, steps))
+            raise ValueError(f"The series {name!r} has no values.")
+        part = part[has_value[0] : has_value[-1] + 1]
+        steps = grid[grid.get_loc(part.index[0]) : grid.get_loc(part.index[-1]) + 1]
+        missing += len(steps) - len(part)
+        check_steps(missing, len(frame), f"{missing:,} rows are missing at {freq!r}")
+        part = part.reindex(steps)
+        # Missing covariates are the last known ones, or the mean.
+        y, *others = np.split(part.to_numpy(), [1, split], axis=1)
+        future, past = (pd.DataFrame(each).ffill().fillna(0.0).to_numpy() for each in others)
+        found.append(History(name, steps, y[:, 0], future, past))
     if missing:
         warnings.warn(f"{missing:,} missing rows were added to the table.", stacklevel=3)
-    return found, calendar, encoder
+    return found, freq, encoding
 
 
 def read_future(
     frame: pd.DataFrame,
     columns: Columns,
-    calendar: Calendar,
-    encoder: Encoder,
+    encoding: dict[str, list],
     needed: dict[Any, pd.Index],
 ) -> dict[Any, np.ndarray]:
     """Returns the covariates (steps, channels) of the steps to forecast, by series.
 
     Args:
         frame: Data frame with the columns of series, times and covariates known in the future.
-        columns, calendar, encoder: Those of the fitted table.
-        needed: The plain times of the steps of each series.
+        columns: `Columns`.
+        encoding: That of the fitted table.
+        needed: The times of the steps of each series.
 
     Raises:
         ValueError: If a value is missing.
     """
     check_columns([columns.id, columns.time, *columns.future], frame.columns, "`X_df`")
-    channels = encoder(frame, columns.future)
-    plain = calendar.plain(parse_times(frame[columns.time]))
-    rows = pd.Series(np.arange(len(frame)), [frame[columns.id], plain])
-    rows = rows[~rows.index.duplicated()]
+    rows = encode(frame, columns.future, encoding)
+    values = pd.DataFrame(rows, [frame[columns.id], parse_times(frame[columns.time])])
+    values = values[~values.index.duplicated()]
     found = {}
     for name, times in needed.items():
-        at = rows.reindex(pd.MultiIndex.from_product([[name], times]))
-        wrong = at.isna().to_numpy()
-        if not wrong.any():
-            found[name] = channels[at.to_numpy(int)]
-            wrong = np.isnan(found[name]).any(axis=1)
+        ahead = values.reindex(pd.MultiIndex.from_product([[name], times])).to_numpy()
+        wrong = np.isnan(ahead).any(axis=1)
         if wrong.any():
             raise ValueError(
                 f"`X_df` must have {', '.join(map(repr, columns.future))} of all {len(times)} "
-                f"steps of the series {name!r}. Received: no value at "
-                f"{calendar.written(times[wrong])[0]}"
+                f"steps of the series {name!r}. Received: no value at {times[wrong][0]}"
             )
+        found[name] = ahead
     return found
+
+
+def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
+    """Returns how columns become channels: the mean and deviation of numbers, or all categories."""
+    found: dict[str, list] = {}
+    for name in names:
+        values = frame[name]
+        if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+            values = values.astype("float64")
+            known = values[np.isfinite(values)]
+            if known.empty:
+                raise ValueError(f"The column {name!r} has no values.")
+            found[name] = ["number", float(known.mean()), float(known.std(ddof=0)) or 1.0]
+        else:
+            kinds = sorted(map(str, values.dropna().unique()))
+            if not 0 < len(kinds) <= _MOST_CATEGORIES:
+                raise ValueError(
+                    f"A column of names may have at most {_MOST_CATEGORIES} different ones. "
+                    f"Received: {len(kinds)} in {name!r}"
+                )
+            found[name] = ["names", *kinds]
+    return found
+
+
+def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list]) -> np.ndarray:
+    """Returns channels (rows, channels), standardized numbers and indicators, NaN where missing."""
+    parts = [np.zeros((len(frame), 0))]
+    for name in names:
+        kind, *about = encoding[name]
+        if kind == "number":
+            values = pd.to_numeric(frame[name], errors="coerce").to_numpy("float64")
+            parts.append(((values - about[0]) / about[1])[:, None])
+        else:
+            values = frame[name].astype(object)
+            found = values.map(str).to_numpy()[:, None] == np.array(about)
+            parts.append(np.where(values.isna().to_numpy()[:, None], np.nan, found))
+    return np.concatenate(parts, axis=1)
 
 
 def numbers(values: pd.Series) -> np.ndarray:
@@ -246,32 +246,19 @@ def numbers(values: pd.Series) -> np.ndarray:
     return found
 
 
-def _places(calendar, plain):
-    """Returns the place of each time on the grid of all times, and the grid."""
-    times, inverse = np.unique(plain, return_inverse=True)
-    size = calendar.size(times[0], times[-1])
-    if size > max(_MOST_MISSING, 20 * len(plain)):
-        raise ValueError(
-            f"The times rise by {calendar.freq!r}, at which there are {size:,} steps between "
-            f"{times[0]} and {times[-1]}. Received: {len(times):,} times. Is one of them wrong?"
-        )
-    grid = calendar.grid(times[0], times[-1])
-    places = grid.get_indexer(times)
-    if (places < 0).any():
-        raise ValueError(
-            f"The times rise by {calendar.freq!r}, but {times[places < 0][0]} is between two "
-            "steps. Pass another `freq`, or aggregate the table."
-        )
-    return places[inverse], grid
+def check_columns(names: Iterable[Any], columns: Iterable[Any], where: str = "The table") -> None:
+    """Raises ValueError unless a table has these columns, and names the nearest one.
 
-
-def _spread(values, at):
-    """Returns values at these rows of an array, NaN at the others."""
-    found = np.full((at[-1] + 1, *values.shape[1:]), np.nan)
-    found[at] = values
-    return found
-
-
-def _carried(values):
-    """Returns covariates whose missing values are the last known ones, or the mean."""
-    return pd.DataFrame(values).ffill().fillna(0.0).to_numpy("float64")
+    Args:
+        names: The columns that are needed.
+        columns: The columns of the table.
+        where: String, the name of the table in the message.
+    """
+    columns = list(columns)
+    for name in names:
+        if name not in columns:
+            near = {str(column).casefold(): column for column in columns}
+            found = difflib.get_close_matches(str(name).casefold(), near, 1)
+            hint = f" Did you mean {near[found[0]]!r}?" if found else ""
+            some = ", ".join(repr(column) for column in columns[:20])
+            raise ValueError(f"{where} has no column {name!r}.{hint} Its columns: {some}.")

@@ -1,6 +1,8 @@
 """Saves forecasts to a folder, and reads them from one that anyone may have written."""
 
+import dataclasses
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -11,23 +13,10 @@ import pandas as pd
 from trellis_keras.files import atomic_folder, read_json, read_npz
 from trellis_keras.models.saved_files import load_model
 from trellis_series import ridge, smoothing
-from trellis_series.ensemble import Ensemble, Filters, State
+from trellis_series.ensemble import Ensemble, Filters, State, Transform
 
-ABOUT, ARRAYS, NETWORK = "forecasts.json", "series.npz", "network.keras"
-_NUMBERS = {
-    "season": int,
-    "naive_season": int,
-    "scale": float,
-    "low": float,
-    "is_log": bool,
-    "unit": float,
-    "independent": float,
-    "naive_change": float,
-    "net_share": float,
-    "reach": int,
-}
-_PLAIN = ("limits", "slopes", "weights", "errors", "origin_local", "naive_errors")
-_STATE = ("values", "local", "future", "past")
+_ABOUT, _ARRAYS, _NETWORK = "forecasts.json", "series.npz", "network.keras"
+_MOST_AXES, _NO_AXIS, _ABSENT = 3, -1, -2  # in the shapes of arrays
 
 
 def check_folder(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
@@ -44,7 +33,7 @@ def check_folder(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
         if not overwrite:
             raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
         others = {path.name} if not path.is_dir() else {file.name for file in path.iterdir()}
-        others -= {ABOUT, ARRAYS, NETWORK}
+        others -= {_ABOUT, _ARRAYS, _NETWORK}
         if others:
             raise ValueError(
                 f"{path} has other contents than saved forecasts, which would be lost: "
@@ -56,7 +45,8 @@ def check_folder(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
 def save(
     path: str | os.PathLike,
     about: dict[str, Any],
-    models: list[Ensemble],
+    models: dict[Any, Ensemble],
+    last: pd.Index,
     network: Any = None,
     overwrite: bool = False,
 ) -> None:
@@ -66,134 +56,117 @@ def save(
         path: The folder.
         about: What else there is to know, as JSON.
         models: The forecasts of the series.
+        last: The last time of each series.
         network: Keras model, or `None`.
         overwrite: Boolean, whether to replace an earlier save. Defaults to `False`.
+
+    Raises:
+        ValueError: As `check_folder`, or if names of series are neither strings nor numbers.
     """
-    rows = [_arrays(model) for model in models]
+    names = [name.item() if isinstance(name, np.generic) else name for name in models]
+    wrong = [name for name in names if not isinstance(name, (str, int, float))]
+    if wrong:
+        raise ValueError(
+            f"The names of saved series must be strings or numbers. Received: {wrong[0]!r}"
+        )
+    times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
+    rows = [_arrays(_parts(model)) for model in models.values()]
     stacked = {}
     for name in sorted(set().union(*rows)):
-        parts = [row.get(name, np.zeros(0)) for row in rows]
-        shapes = np.full((len(parts), 3), -1)
-        for shape, part in zip(shapes, parts, strict=True):
-            shape[: part.ndim] = part.shape
-        stacked[name] = np.concatenate([np.ravel(part) for part in parts]).astype("float64")
+        parts = [row[name] for row in rows if name in row]
+        stacked[name] = np.concatenate([np.ravel(part) for part in parts])
+        shapes = np.full((len(rows), _MOST_AXES), _ABSENT)
+        for shape, row in zip(shapes, rows, strict=True):
+            if name in row:
+                shape[:] = [*row[name].shape, *[_NO_AXIS] * (_MOST_AXES - row[name].ndim)]
         stacked[f"{name}.shape"] = shapes
     with atomic_folder(check_folder(path, overwrite)) as folder:
-        text = json.dumps(about, indent=2, allow_nan=False)
-        (folder / ABOUT).write_text(text + "\n", encoding="utf-8")
-        np.savez_compressed(folder / ARRAYS, **stacked)  # type: ignore[arg-type]
+        text = json.dumps({**about, "names": names, **times}, indent=2, allow_nan=False)
+        (folder / _ABOUT).write_text(text + "\n", encoding="utf-8")
+        np.savez_compressed(folder / _ARRAYS, **stacked)  # type: ignore[arg-type]
         if network is not None:
-            network.save(folder / NETWORK)
+            network.save(folder / _NETWORK)
 
 
-def load(path: str | os.PathLike) -> tuple[dict[str, Any], list[dict[str, np.ndarray]]]:
-    """Returns what `save` was given: `about`, and the arrays of each series for `restored`.
+def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], pd.Index, Any]:
+    """Returns what `save` was given: `about`, the models, the last times, and the network.
 
     Raises:
         ValueError: If the folder has anything else.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path).expanduser()
-    about = read_json(path / ABOUT, "forecasts of trellis_series")
+    about = read_json(path / _ABOUT, "forecasts of trellis_series")
     try:
-        stacked = read_npz(path / ARRAYS)
+        stacked = read_npz(path / _ARRAYS)
         rows: list[dict[str, np.ndarray]] = [{} for _ in about["names"]]
         for name in stacked:
             if name.endswith(".shape"):
                 continue
             first = 0
-            for row, shape in zip(rows, stacked[f"{name}.shape"], strict=True):
-                shape = shape[shape >= 0]
-                end = first + int(np.prod(shape))
-                row[name] = stacked[name][first:end].reshape(shape)
-                first = end
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / ARRAYS} is damaged: {error}") from error
-    return about, rows
+            for row, shape in zip(rows, stacked[f"{name}.shape"].tolist(), strict=True):
+                if _ABSENT not in shape:
+                    shape = [size for size in shape if size != _NO_AXIS]
+                    end = first + math.prod(shape)
+                    row[name] = stacked[name][first:end].reshape(shape)
+                    first = end
+        models = dict(zip(about["names"], map(_restored, rows), strict=True))
+        last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path / _ARRAYS} is damaged: {error!r}") from error
+    reach = {model.reach for model in models.values() if model.net_share}
+    network = load_model(path / _NETWORK) if reach else None
+    if network is not None and reach != {network.linear.window}:
+        raise ValueError(f"{path / _NETWORK} reads other windows than the forecasts.")
+    return about, models, last, network
 
 
-def _arrays(model):
-    """Returns a model as arrays."""
-    state = model.state
-    found = {name: getattr(model, name) for name in _PLAIN}
-    found |= {name: getattr(state, name) for name in _STATE}
-    found["numbers"] = np.array([getattr(model, name) for name in _NUMBERS], "float64")
-    found["lags"] = np.array(model.lags, "float64")
-    found["kernels"] = np.stack(model.kernels)
-    for i, (filters, known) in enumerate(zip(model.banks, state.filters, strict=True)):
-        found[f"bank{i}"] = np.stack(filters.bank)
-        found[f"bank{i}.about"] = np.array([filters.season, filters.is_log], "float64")
-        found |= {f"bank{i}.{name}": value for name, value in known._asdict().items()}
-    return found
+def _parts(model):
+    """Returns the fields of a model by name."""
+    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
 
 
-def restored(arrays: dict[str, np.ndarray], horizon: int) -> Ensemble:
-    """Returns the model that `load` has read.
+def _arrays(value, name=""):
+    """Returns the arrays in nested dicts, lists and tuples, named by their places."""
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, (list, tuple)):
+        pairs = enumerate(value)
+    else:
+        return {name: np.asarray(value)}
+    return {
+        place: array
+        for key, each in pairs
+        for place, array in _arrays(each, f"{name}.{key}" if name else str(key)).items()
+    }
 
-    Raises:
-        ValueError, KeyError, TypeError: If the arrays are not those of a model.
-    """
-    numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
-    banks: list[Filters] = []
-    states: list[smoothing.State] = []
-    while len(arrays.get(f"bank{len(banks)}", ())):
-        name = f"bank{len(banks)}"
-        season, is_log = arrays[f"{name}.about"].tolist()
-        bank = smoothing.Bank(*arrays[name])
-        banks.append(Filters(int(season), bool(is_log), bank))
-        states.append(smoothing.State(*(arrays[f"{name}.{of}"] for of in smoothing.State._fields)))
-    values, local, *covariates = (arrays[name] for name in _STATE)
-    fields: dict[str, Any] = {name: kind(numbers[name]) for name, kind in _NUMBERS.items()}
-    fields |= {name: arrays[name] for name in _PLAIN}
-    model = Ensemble(
-        horizon=horizon,
-        banks=banks,
-        lags=ridge.Lags(*(int(n) for n in arrays["lags"])),
-        kernels=list(arrays["kernels"]),
-        state=State(values, local, tuple(states), *covariates),
-        **fields,
-    )
-    if len(values) < model.length or arrays["kernels"].shape[-1] != horizon:
+
+def _restored(arrays):
+    """Returns the model whose `_parts` became these arrays."""
+    tree: dict[str, Any] = {}
+    for place, array in arrays.items():
+        *path, leaf = place.split(".")
+        node = tree
+        for key in path:
+            node = node.setdefault(key, {})
+        node[leaf] = array if array.ndim else array.item()
+
+    def rows(node):
+        return [node[key] for key in sorted(node, key=int)]
+
+    tree["lags"] = ridge.Lags(*rows(tree["lags"]))
+    tree["kernels"] = rows(tree["kernels"])
+    tree["transform"] = Transform(*rows(tree["transform"]))
+    filters = [rows(each) for each in rows(tree["filters"])]
+    tree["filters"] = [
+        Filters(Transform(*rows(transform)), season, smoothing.Bank(*rows(bank)))
+        for transform, season, bank in filters
+    ]
+    values, local, states, *covariates = rows(tree["state"])
+    states = tuple(smoothing.FilterState(*rows(each)) for each in rows(states))
+    model = Ensemble(**{**tree, "state": State(values, local, states, *covariates)})
+    if len(values) < model.length or any(k.shape[1] != model.horizon for k in model.kernels):
         raise ValueError("its arrays do not fit together")
     return model
-
-
-def load_network(path: str | os.PathLike, models: list[Ensemble]) -> Any:
-    """Returns the network that the models use, or `None`.
-
-    Raises:
-        ValueError: If it is missing, damaged, or not one of them.
-    """
-    if not any(model.net_share for model in models):
-        return None
-    from trellis_series.network import Network
-
-    network = Network(load_model(pathlib.Path(path).expanduser() / NETWORK))
-    if any(model.reach != network.window for model in models if model.net_share):
-        raise ValueError("its network reads other windows")
-    return network
-
-
-def written_time(plain: Any) -> int | str:
-    """Returns a plain time as JSON has it."""
-    return int(plain) if isinstance(plain, (int, np.integer)) else pd.Timestamp(plain).isoformat()
-
-
-def read_time(written: int | str) -> Any:
-    """Returns the plain time that `written_time` has written."""
-    return written if isinstance(written, int) else pd.Timestamp(written)
-
-
-def written_names(names: list[Any]) -> list[Any]:
-    """Returns names of series as JSON has them.
-
-    Raises:
-        ValueError: If they are neither strings nor numbers.
-    """
-    plain = [name.item() if isinstance(name, np.generic) else name for name in names]
-    wrong = [name for name in plain if not isinstance(name, (str, int, float))]
-    if wrong:
-        raise ValueError(
-            f"The names of saved series must be strings or numbers. Received: {wrong[0]!r}"
-        )
-    return plain

@@ -41,7 +41,7 @@ class Bank(NamedTuple):
     gamma: Any
 
 
-class State(NamedTuple):
+class FilterState(NamedTuple):
     """What the filters know, arrays (..., filters), (..., season, filters) and (..., 1).
 
     `seasons` starts with the terms of the next step. `steps` stops rising at `MEMORY`, or five
@@ -69,17 +69,17 @@ def long_bank() -> Bank:
     return Bank(*np.array(grid, "float64").T)
 
 
-def start(filters: Bank, first: np.ndarray) -> State:
+def start(filters: Bank, first: np.ndarray) -> FilterState:
     """Returns the state after the first season of a series, (season,)."""
     level = np.full(len(filters.alpha), first.mean())
     seasons = np.where(filters.gamma >= 0, (first - first.mean())[:, None], 0.0)
     loss = np.full(len(level), _LEAST_LOSS)
-    return State(
+    return FilterState(
         level, np.zeros(len(level)), seasons, loss, np.zeros(1), np.array([float(len(first))])
     )
 
 
-def step(filters: Bank, state: State, y: Any, xp: Any = np) -> State:
+def step(filters: Bank, state: FilterState, y: Any, xp: Any = np) -> FilterState:
     """Returns the state after one more value, NaN if it is missing, a scalar or (..., 1)."""
     alpha, beta, phi, drift, gamma = filters
     level, trend, seasons, loss, seen, steps = state
@@ -97,10 +97,11 @@ def step(filters: Bank, state: State, y: Any, xp: Any = np) -> State:
     loss = (1 - 1 / MEMORY) * loss + error**2
     counts = xp.where(missing[..., :1], xp.zeros_like(seen), xp.ones_like(seen))
     seen = (1 - 1 / MEMORY) * seen + counts
-    return State(new, trend, seasons, loss, seen, xp.minimum(steps + 1, max(MEMORY, 5 * season)))
+    steps = xp.minimum(steps + 1, max(MEMORY, 5 * season))
+    return FilterState(new, trend, seasons, loss, seen, steps)
 
 
-def forecast(filters: Bank, state: State, horizon: int, xp: Any = np) -> Any:
+def forecast(filters: Bank, state: FilterState, horizon: int, xp: Any = np) -> Any:
     """Returns the weighted forecasts of the next steps, (..., horizon)."""
     damping = np.cumsum(np.asarray(filters.phi) ** np.arange(1, horizon + 1)[:, None], axis=0)
     ahead = xp.take(state.seasons, np.arange(horizon) % state.seasons.shape[-2], axis=-2)
@@ -108,7 +109,7 @@ def forecast(filters: Bank, state: State, horizon: int, xp: Any = np) -> Any:
     return xp.sum(paths * likelihoods(state, xp)[..., None, :], axis=-1)
 
 
-def likelihoods(state: State, xp: Any = np) -> Any:
+def likelihoods(state: FilterState, xp: Any = np) -> Any:
     """Returns the weights of the filters, (..., filters)."""
     evidence = xp.log(state.loss) * state.seen / 2
     weights = xp.exp(xp.min(evidence, axis=-1, keepdims=True) - evidence)
@@ -117,7 +118,7 @@ def likelihoods(state: State, xp: Any = np) -> Any:
 
 def rolling(
     filters: Bank, y: np.ndarray, season: int, horizon: int, origins: Sequence[int]
-) -> tuple[np.ndarray, State]:
+) -> tuple[np.ndarray, FilterState]:
     """Forecasts from past origins.
 
     Args:
@@ -142,8 +143,8 @@ def rolling(
     return np.array(found), state
 
 
-def largest(filters: Bank, state: State, count: int = 16) -> tuple[Bank, State]:
+def largest(filters: Bank, state: FilterState, count: int = 16) -> tuple[Bank, FilterState]:
     """Returns the filters with the largest weights, and their state."""
     kept = np.sort(np.argsort(-likelihoods(state), kind="stable")[:count])
-    parts = {name: getattr(state, name)[..., kept] for name in State._fields[:4]}
+    parts = {name: getattr(state, name)[..., kept] for name in FilterState._fields[:4]}
     return Bank(*(parameter[kept] for parameter in filters)), state._replace(**parts)

@@ -16,7 +16,8 @@ from keras_streams.exported import ExportedStream
 from trellis_keras.files import atomic_folder
 from trellis_keras.types import Cache, Tensor
 from trellis_series import smoothing
-from trellis_series.ensemble import Ensemble, State, widths
+from trellis_series.bands import Band
+from trellis_series.ensemble import Ensemble, State
 
 
 class ForecastStream(StreamingMixin, keras.layers.Layer):
@@ -50,8 +51,7 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
         self.network = network
         self.net = None if network is None else network.model  # whose variables are the layer's
         self.levels = tuple(levels)
-        self.factors = model.factors(levels).astype(self.compute_dtype)
-        self.least = model.least_widths(levels).astype(self.compute_dtype)
+        self.band = Band(*(part.astype(self.compute_dtype) for part in model.band(levels)))
         self.built = True
 
     def initial_cache(self, batch_size: int) -> Cache:
@@ -77,16 +77,16 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
             Tensor (batch, horizon, 1 + 2 levels): the forecast, and the lower and upper end of each
             band; and the new cache.
         """
-        model, count = self.model, len(self.model.banks)
-        filters = tuple(smoothing.State(*cache[f"filters_{i}"]) for i in range(count))
+        model, count = self.model, len(self.model.filters)
+        filters = tuple(smoothing.FilterState(*cache[f"filters_{i}"]) for i in range(count))
         state = State(cache["values"], cache["local"], filters)
         state = model.observe(state, ops.cast(x, self.compute_dtype), xp=ops)
         net = self.network and self.network(state.values[:, -self.network.window :])
         mean = model.outlook(state, net=net, xp=ops)
-        half = widths(self.factors, self.least, state.local, ops)
+        lower, upper = model.ends(mean, self.band, state, ops)
         ends = [mean]
-        for i in range(half.shape[1]):
-            ends += [ops.maximum(mean - half[:, i], model.low), mean + half[:, i]]
+        for i in range(len(self.levels)):
+            ends += [lower[:, i], upper[:, i]]
         cache = {"values": state.values, "local": state.local}
         cache |= {f"filters_{i}": tuple(part) for i, part in enumerate(state.filters)}
         return ops.stack(ends, axis=-1) * model.scale, cache
@@ -145,8 +145,9 @@ def _cast(model, dtype):
 
     return dataclasses.replace(
         model,
-        banks=[each._replace(bank=smoothing.Bank(*map(cast, each.bank))) for each in model.banks],
+        filters=[
+            each._replace(bank=smoothing.Bank(*map(cast, each.bank))) for each in model.filters
+        ],
         kernels=list(map(cast, model.kernels)),
         weights=model.weights.tolist(),
-        limits=model.limits.tolist(),
     )

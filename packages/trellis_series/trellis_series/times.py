@@ -1,0 +1,229 @@
+"""Times of tables: how they are written, the step by which they rise, and those that follow."""
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.tseries.frequencies import to_offset
+
+_DAY = pd.Timedelta(days=1)
+_AMBIGUOUS = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}")  # a day and a month, in some order
+_PERIOD = re.compile(r"\d{4}[- ]?[Qq][1-4]|\d{4}-\d\d-\d\d/\d{4}-\d\d-\d\d")  # quarter or week
+_OFFSET = re.compile(r":.*(Z|[+-]\d\d:?\d\d)$")
+_MOST_STEPS = 1_000_000  # between the first and the last time, or twenty times the rows
+
+
+def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
+    """Returns times as integers, datetimes, periods or durations.
+
+    Strings are times in any format that pandas reads, quarters such as `2024Q1`, or weeks such as
+    `2024-01-01/2024-01-07`. Times with an offset from UTC become times in UTC. Integers such as
+    `20240131` or `202401` are dates where they are not evenly spaced.
+
+    Args:
+        values: The column of a table.
+        dayfirst: Boolean, whether `01/02/2024` is the first of February. Defaults to `None`: the
+            order in which the times are more evenly spaced.
+
+    Raises:
+        ValueError: If a value is not a time.
+    """
+    if values.isna().any():
+        row = int(np.flatnonzero(values.isna())[0]) + 1
+        raise ValueError(f"The column {values.name!r} has no time in row {row}.")
+    kind = values.dtype
+    if pd.api.types.is_bool_dtype(kind) or isinstance(kind, pd.CategoricalDtype):
+        values = values.astype(object)
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return _numbers(values)
+    if values.dtype.kind in "mM" or isinstance(kind, pd.DatetimeTZDtype):
+        return values.dt.as_unit("ns")
+    if isinstance(kind, pd.PeriodDtype):
+        return values
+    first = values.iloc[0]
+    if isinstance(first, pd.Period):
+        return pd.Series(pd.PeriodIndex(values), index=values.index, name=values.name)
+    if not isinstance(first, str):
+        return _try(values, {})
+    values = values.astype(str).str.strip()
+    if _PERIOD.fullmatch(values.iloc[0]):
+        end = values.iloc[0].partition("/")[2]
+        freq = f"W-{pd.Timestamp(end).strftime('%a').upper()}" if end else "Q"
+        periods = pd.PeriodIndex(values.str.replace(" ", ""), freq=freq)
+        return pd.Series(periods, index=values.index, name=values.name)
+    if _OFFSET.search(values.iloc[0]):
+        return _try(values, {"utc": True})
+    match = _AMBIGUOUS.match(values.iloc[0])
+    if not match:
+        return _try(values, {})
+    if dayfirst is not None:
+        return _try(values, {"dayfirst": dayfirst})
+    found = []
+    for order in (True, False) if match[1] == "." else (False, True):
+        try:
+            found.append(_try(values, {"dayfirst": order}))
+        except ValueError as error:
+            failed = error
+    if not found:
+        raise failed
+    return min(found, key=_unevenness)
+
+
+def _numbers(values):
+    whole = values.astype("int64")
+    if not (whole == values).all():
+        raise ValueError(
+            f"Times must be dates or integers. Received: {values[whole != values].iloc[0]!r} in "
+            f"the column {values.name!r}"
+        )
+    form = "%Y%m%d" if (whole >= 10**7).all() else "%Y%m"
+    dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
+    is_even = len(np.unique(np.diff(np.unique(whole)))) < 2
+    return whole if is_even or not dates.dt.year.between(1700, 2200).all() else dates
+
+
+def _try(values, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about the order of day and month
+        for more in ({}, {"format": "ISO8601"}):
+            try:
+                return pd.to_datetime(values, **options, **more).dt.as_unit("ns")
+            except (ValueError, TypeError):
+                pass
+        single = values.map(lambda value: pd.to_datetime(value, errors="coerce", **options))
+    wrong = values[single.isna()] if single.isna().any() else values
+    raise ValueError(
+        f"The column {values.name!r} has times that are not written alike, or none. "
+        f"Received: {wrong.iloc[0]!r}"
+    )
+
+
+def _unevenness(times):
+    steps = np.diff(np.unique(times.to_numpy()))
+    return float(steps.max() / np.median(steps)) if len(steps) else 0.0
+
+
+def time_range(
+    freq: str | int, start: Any = None, end: Any = None, periods: int | None = None
+) -> pd.Index:
+    """Returns evenly spaced times, as `pandas.date_range`, of any kind.
+
+    Args:
+        freq: String, a frequency of pandas, or an integer for times that are integers.
+        start, end: The first and last time, one of which may be `None`.
+        periods: Integer, the number of times, or `None`.
+    """
+    known = end if start is None else start
+    if isinstance(known, pd.Period):
+        return pd.period_range(start, end, periods)
+    if isinstance(known, pd.Timedelta):
+        return pd.timedelta_range(start, end, periods, freq)
+    if isinstance(known, pd.Timestamp):
+        offset, zone = to_offset(freq), known.tz
+        if zone is None or (isinstance(offset, pd.offsets.Tick) and offset < pd.offsets.Day()):
+            return pd.date_range(start, end, periods, offset)
+        start, end = (time and time.tz_localize(None) for time in (start, end))
+        found = pd.date_range(start, end, periods, offset)  # some of which may not exist there
+        return found.tz_localize(zone, ambiguous=False, nonexistent="shift_forward")
+    rise = int(freq)
+    if periods is None:
+        return pd.RangeIndex(start, end + 1, rise)
+    start = end - (periods - 1) * rise if start is None else start
+    return pd.RangeIndex(start, start + periods * rise, rise)
+
+
+def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
+    """Returns all times from the first to the last.
+
+    Args:
+        freq: The frequency.
+        times: The sorted times of a table.
+        rows: Integer, the number of its rows.
+
+    Raises:
+        ValueError: If they are many more than rows, or times are between two of them.
+    """
+    first, last = times[0], times[-1]
+    if isinstance(first, pd.Period):
+        size = last.ordinal - first.ordinal
+    else:
+        probe = time_range(freq, first, periods=9)
+        size = int((last - first) / (probe[-1] - probe[0]) * 8)
+    check_steps(size, rows, f"there are {size:,} steps of {freq!r} from {first} to {last}")
+    grid = time_range(freq, first, last)
+    wrong = times[grid.get_indexer(times) < 0]
+    if len(wrong):
+        raise ValueError(
+            f"The times rise by {freq!r}, but {wrong[0]} is between two steps. Pass another "
+            "`freq`, or aggregate the table."
+        )
+    return grid
+
+
+def check_steps(count: int, rows: int, what: str) -> None:
+    """Raises ValueError if steps are so many more than the rows of a table that it must be wrong.
+
+    Args:
+        count: Integer, their number.
+        rows: Integer, the number of the table's rows.
+        what: String, which steps they are, for the message.
+    """
+    if count > max(_MOST_STEPS, 20 * rows):
+        raise ValueError(f"The table has {rows:,} rows, but {what}. Is a time wrong, or `freq`?")
+
+
+def infer_freq(times: pd.Index) -> str | int:
+    """Returns the frequency of sorted times, some of which may be missing.
+
+    Raises:
+        ValueError: If they have none.
+    """
+    if isinstance(times, pd.PeriodIndex):
+        return times.freq.freqstr
+    if isinstance(times, pd.DatetimeIndex):
+        return _infer_freq(times)
+    step = int(np.gcd.reduce(np.diff(times.to_numpy("int64")))) if len(times) > 1 else 1
+    if isinstance(times, pd.TimedeltaIndex):
+        return to_offset(pd.Timedelta(step)).freqstr
+    return step
+
+
+def _infer_freq(times):
+    if len(times) < 3:
+        raise ValueError(
+            f"Three times or more show a frequency. Received: {len(times)}. Pass `freq`, such as "
+            "freq='D'."
+        )
+    # Clocks change, but days are days, and hours are hours.
+    is_daily = np.median(np.diff(times.as_unit("ns").asi8)) >= 20 * 3_600e9
+    times = times.tz_localize(None) if is_daily else times.tz_convert("UTC") if times.tz else times
+    found = pd.infer_freq(times)
+    if found is not None:
+        return found
+    steps = np.diff(times.to_numpy())
+    step = pd.Timedelta(pd.Series(steps).mode().iloc[0])
+    if step >= 28 * _DAY:
+        months = np.gcd.reduce(np.diff(times.year * 12 + times.month))
+        for is_edge, name in ((times.is_month_start, "MS"), (times.is_month_end, "ME")):
+            if is_edge.all() and months:
+                return f"{months}{name}" if months > 1 else name
+    elif step % (7 * _DAY) == pd.Timedelta(0) and (times.dayofweek == times.dayofweek[0]).all():
+        day = f"W-{times[0].strftime('%a').upper()}"
+        weeks = step // (7 * _DAY)
+        return f"{weeks}{day}" if weeks > 1 else day
+    elif step == _DAY and (times.dayofweek < 5).all():
+        return "B"
+    else:
+        off = (steps % step.to_numpy()) != np.timedelta64(0)
+        if not off.any():
+            return to_offset(step).freqstr
+        raise ValueError(
+            f"Most times rise by {step}, but after {times[:-1][off][0]} comes "
+            f"{times[1:][off][0]}. Times must rise by one step, or several where rows are missing."
+        )
+    raise ValueError(
+        f"The times have no frequency: they rise by {step} most often, from {times[0]} on. "
+        "Pass `freq`, such as freq='D'."
+    )
