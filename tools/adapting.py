@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from keras_streams.files import atomic_write
-from tools.publish import read_any_recipe, zoo_folder
+from tools.publish import is_published, read_any_recipe, zoo_folder
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
 from trellis_keras.zoo.results import RESULTS
@@ -29,13 +29,14 @@ def main(
     recipe = read_any_recipe(folder)
     if not recipe.reads_text:
         raise ValueError(f"{recipe.name} is not a language model.")
-    is_published = (folder / RESULTS).is_file()
-    path = (folder if is_published else zoo_folder(recipe)) / RESULTS
+    path = (folder if is_published(folder) else zoo_folder(recipe)) / RESULTS
     results = json.loads(path.read_text(encoding="utf-8"))
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
     loaded = recipe.load_data()
-    weights = "pretrained", loaded.vocabulary
-    model = recipe.build(*weights) if is_published else runs.load_best(folder)
+    if is_published(folder):
+        model = recipe.build("pretrained", loaded.vocabulary)
+    else:
+        model = runs.load_best(folder)
     results["test_time"] = {
         "dynamic": evaluate_dynamic(recipe, model, loaded, show=typer.echo),
         "cache": evaluate_cache(recipe, model, loaded, show=typer.echo),

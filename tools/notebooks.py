@@ -1,7 +1,8 @@
 """Converts the time series examples to notebooks.
 
-    pip install jupytext nbclient ipykernel
-    python -m tools.notebooks runs/notebooks --execute
+    pip install '.[notebooks]'
+    python -m tools.notebooks runs/notebooks
+    jupytext --execute runs/notebooks/*.ipynb
 
 The docstring becomes the first Markdown cell, and each paragraph a code cell. A comment at the
 start of a paragraph becomes a Markdown cell before it.
@@ -19,22 +20,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = ("forecasting", "sensor_classification", "streaming_forecast")
 
 
-def main(
-    folder: Annotated[pathlib.Path, typer.Argument(help="Output folder.")],
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Run the notebooks and keep their outputs.")
-    ] = False,
-):
+def main(folder: Annotated[pathlib.Path, typer.Argument(help="Output folder.")]):
     """Convert each example to a notebook."""
     import jupytext
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in EXAMPLES:
-        notebook = convert(ROOT / "examples" / f"{name}.py", folder)
-        if execute:
-            run(notebook, folder)
         path = folder / f"{name}.ipynb"
-        jupytext.write(notebook, path)
+        jupytext.write(convert(ROOT / "examples" / f"{name}.py", folder), path)
         print(path)
 
 
@@ -71,15 +64,6 @@ def cells(source):
 
 def _commented(text):
     return "\n".join(f"# {line}".rstrip() for line in text.strip().split("\n"))
-
-
-def run(notebook, folder):
-    """Executes a notebook in place."""
-    from nbclient import NotebookClient
-
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.metadata["kernelspec"] = kernel
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ and zoo/README.md.
 
 import itertools
 import json
+import pathlib
 import shlex
 import textwrap
 
@@ -46,74 +47,13 @@ NEXT = (
     ("trellisnet_seq_mnist", _LARGE, 15),
 )
 
-_RESULTS = """\
-# Results
-
-The tables of the three papers, beside our results.
-
-{summary}
-
-| verdict | meaning |
-|---|---|
-{verdicts}
-
-A row without "fast" follows the paper's recipe, mostly with fewer epochs, and with settings of our
-own where the column *training* names them (`trellis-keras train MODEL --as-published` repeats it).
-A "fast" row is the same network trained with a recipe of this zoo. Accuracies are fractions;
-cross-entropies and frame NLLs are in nats. Several seeds are given as mean and standard deviation.
-The test sets of the adding problem and copy memory are random samples, so the values are means over
-ten other samples.
-
-The epoch is that of the lowest validation loss, and of several seeds the one with the median
-validation loss has its weights in the zoo. *Test runs* is the number of evaluations of the test
-split, experiments that are not shown included; where it was not recorded, it is at least the number
-of published evaluations. {replaced} runs were trained again, with more epochs or another recipe,
-after their test result had been published: their rows name the results that were replaced. The
-choice of what to train again was not independent of the test split.
-
-Each name links to a card with the recipe, the learning curve, the command, and known reasons for
-the gap to the paper. For models that were not trained, the table gives the estimated time on one
-core, from [zoo/costs.json](../zoo/costs.json).
-"""
+_PAGE = pathlib.Path(__file__).with_name("results.md")
 _COLUMNS = ("model", "metric", "published", "parameters", "ours", "parameters", "difference")
 _COLUMNS += ("verdict", "training", "test runs")
-_TEST_TIME = """\
-## At test time
-
-Language models of the zoo, adapting to the text they read ([how](scoring.md)).
-`trellis-keras evaluate RUN --dynamic --cache` chooses the
-hyper-parameters on the first 20,000 tokens of the validation text, and scores the test text once.
-
-"""
 _CHOSEN = {
     "dynamic": ("rule", "learning_rate", "decay", "segment_length"),
     "cache": ("size", "theta", "mix"),
 }
-_FIGURES = """\
-## Learning curves
-
-The validation losses of all published runs, by epoch:
-
-![Learning curves](learning_curves.png)
-
-## Studies
-
-[examples/studies](../examples/studies/README.md) repeats two of the papers' comparisons: the memory
-horizon of networks with 10,000 parameters (TCN paper, Fig. 5), and the test loss by epoch of
-recurrent units of equal size (LRU paper, Figs. 3 and 4).
-
-![Accuracy of recall by delay](../examples/studies/results/memory_horizon/memory_horizon.png)
-
-![Test loss by epoch](../examples/studies/results/lattice_comparison/lattice_comparison.png)
-"""
-_NEXT = """\
-## What is missing
-
-Of the {count} values that were not trained, {long} would take more than ten days of one core each
-(the word-level and character-level TrellisNets, WikiText-103, LAMBADA, text8, enwik8), and the
-24M-parameter models of the LRU paper longer than those of 10M. What would be trained next:
-
-"""
 
 
 def main():
@@ -261,23 +201,26 @@ def results_page(found):
         paper, _, number = value.source.split()
         return papers.index(paper), int(number)
 
-    parts = [
-        _RESULTS.format(
-            summary=summary(found),
-            verdicts="\n".join(f"| {name} | {meaning} |" for name, meaning in VERDICTS.items()),
-            replaced=sum(bool(one.results.get("replaced")) for one in found),
-        )
-    ]
+    sections = []
     values = sorted(published(), key=place)
     for paper, of_paper in itertools.groupby(values, lambda value: value.source.split()[0]):
-        parts.append(f"## {paper}\n\n{PAPERS[paper]}.\n")
+        sections.append(f"## {paper}\n\n{PAPERS[paper]}.\n")
         for source, group in itertools.groupby(of_paper, lambda value: value.source):
             group = list(group)
             remarks = [f"{text}\n\n" for text in dict.fromkeys(map(remark, group)) if text]
             rows = [_row(value, one) for value in group for one in _runs_of(value, runs)]
-            parts.append(f"### {source}\n\n{''.join(remarks)}{_table(_COLUMNS, rows)}")
-    parts += [_test_time(found), _FIGURES, missing(found)]
-    return "\n".join(parts)
+            sections.append(f"### {source}\n\n{''.join(remarks)}{_table(_COLUMNS, rows)}")
+    rest = [value for value in published() if key(value) not in best(found)]
+    return _PAGE.read_text(encoding="utf-8").format(
+        summary=summary(found),
+        verdicts="\n".join(f"| {name} | {meaning} |" for name, meaning in VERDICTS.items()),
+        replaced=sum(bool(one.results.get("replaced")) for one in found),
+        papers="\n".join(sections),
+        test_time=_test_time(found),
+        count=len(rest),
+        long=sum((_core_seconds(value) or 0) > 10 * 86_400 for value in rest),
+        next=_next(found),
+    )
 
 
 def _runs_of(value, runs):
@@ -311,7 +254,7 @@ def _test_time(found):
         values = [one.results["test"], *(adapted[kind][metric] for kind in _CHOSEN)]
         rows.append([one.run.title, metric, *(f"{value:.4g}" for value in values), settings])
     header = ["model", "metric", "unadapted", "dynamic evaluation", "neural cache"]
-    return _TEST_TIME + _table([*header, "chosen hyper-parameters"], rows)
+    return _table([*header, "chosen hyper-parameters"], rows)
 
 
 def _rounded(value):
@@ -321,29 +264,23 @@ def _rounded(value):
 # Costs
 
 
-def missing(found):
-    """Returns the section about what was not trained, and what would be next."""
-    trained = best(found)
-    rest = [value for value in published() if key(value) not in trained]
-    long = sum((_core_seconds(value) or 0) > 10 * 86_400 for value in rest)
+def _next(found):
+    """Returns the table of what would be trained next."""
     rows = []
     for name, options, gpu_minutes in NEXT:
         own = [one.recipe.options().items() for one in found if one.run.model == name]
         if any(options.items() <= trained_with for trained_with in own):
             continue
         recipe = zoo.recipe(name, **options)
-        value = zoo.registry.published_value(recipe)
         if gpu_minutes:
             cost, command = f"{gpu_minutes} minutes of a GPU", _gpu_command(name, options)
         else:
-            cost, command = _of_one_core(_training_seconds(recipe)), _command(name, options)
-        rows.append([name, f"{value.value:.4g}", cost, f"`{command}`"])
-    table = _table(["model", "published", "cost", "command"], rows)
-    return _NEXT.format(count=len(rest), long=long) + table
-
-
-def _of_one_core(seconds):
-    return "not measured" if seconds is None else f"{readable_time(seconds)} of one core"
+            seconds = _training_seconds(recipe)
+            cost = "not measured" if seconds is None else f"{readable_time(seconds)} of one core"
+            command = _command(name, options)
+        value = zoo.registry.published_value(recipe).value
+        rows.append([name, f"{value:.4g}", cost, f"`{command}`"])
+    return _table(["model", "published", "cost", "command"], rows)
 
 
 def expected(value):

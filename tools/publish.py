@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import json
 import math
-import os
 import pathlib
 import shutil
 import statistics
@@ -29,7 +28,7 @@ from keras_streams.files import atomic_write
 from tools import cards
 from tools.description import Description
 from trellis_keras.files import file_checksum
-from trellis_keras.jobs import check_no_links, folder_lock
+from trellis_keras.jobs import check_no_links, different_settings, folder_lock
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
@@ -60,9 +59,7 @@ def main(
     typer.echo(json.dumps({"model": results["recipe"]["name"], "test": results["test"]}))
 
 
-def publish(
-    run, folder=None, data_dir=None, note=None, other_seeds=(), wall_time_s=None, test_runs=None
-):
+def publish(run, folder=None, data_dir=None, note=None, other_seeds=(), test_runs=None):
     """Evaluates the best models of runs on the test split and publishes them in the zoo.
 
     Weights are published if the data are the zoo's own, no vocabulary of words would have to
@@ -78,7 +75,6 @@ def publish(
             with all its seeds. Of all, the seed with the median validation loss (the lower of two
             medians; the next one, if its weights are not there) is published with its history and
             weights, of the others the test results.
-        wall_time_s: Seconds of training. Defaults to the time in TensorBoard's logs, if any.
         test_runs: Number of evaluations of the test split in all experiments. Defaults to the
             known ones: those of this call, and of what `folder` and `other_seeds` hold.
 
@@ -95,31 +91,32 @@ def publish(
     recipes = [read_any_recipe(path) for path in paths]
     _check_same(paths, recipes)
     folder = pathlib.Path(folder).expanduser() if folder else zoo_folder(recipes[0])
-    fresh = [path for path in paths if not (path / RESULTS).is_file()]
-    joined = [_read(path) for path in paths if path not in fresh]
+    fresh = [path for path in paths if not is_published(path)]
     with contextlib.ExitStack() as locks:
-        for each in sorted({each.resolve() for each in fresh}):
-            if os.access(each, os.W_OK):  # otherwise no process can be training there
-                locks.enter_context(folder_lock(each))
-            check_no_links(each)
         for each in fresh:
+            locks.enter_context(folder_lock(each))
+            check_no_links(each)
             _check_whole(each)
-        seeds = [(each, _evaluated(each, data_dir, wall_time_s)) for each in fresh]
-        seeds += zip([path for path in paths if path not in fresh], joined, strict=True)
-        without_weights = [other for each in joined for other in each["other_seeds"]]
+        seeds = [(each, _evaluated(each, data_dir)) for each in fresh]
+        seeds += [(path, _read(path)) for path in paths if path not in fresh]
+        earlier = [each for path, each in seeds if path not in fresh]
+        without_weights = [other for each in earlier for other in each["other_seeds"]]
         source, results = _median(seeds, without_weights)
         others = [_of_a_seed(each) for _, each in seeds if each is not results] + without_weights
         tests = [each["test"] for each in (results, *others)]
-        is_elsewhere = folder.resolve() not in [path.resolve() for path in paths]
-        old = [_read(folder)] if is_elsewhere and (folder / RESULTS).is_file() else []
-        earlier = joined + old
+        replaced = []
+        if is_published(folder) and folder.resolve() not in [path.resolve() for path in paths]:
+            earlier.append(_read(folder))
+            replaced = [test for test in [earlier[-1]["test"]] if test not in tests]
         counts = [each.get("test_runs") for each in earlier]  # None if it was not recorded
+        known = None if None in counts else len(fresh) + sum(counts)
         results |= {
             "other_seeds": others,
-            "note": _kept_note(earlier) if note is None else note,
-            "test_runs": test_runs or (None if None in counts else len(fresh) + sum(counts)),
-            "replaced": [value for each in earlier for value in each.get("replaced", [])]
-            + [each["test"] for each in old if each["test"] not in tests],
+            "note": next((each["note"] for each in earlier if each["note"]), "")
+            if note is None
+            else note,
+            "test_runs": test_runs or known,
+            "replaced": [test for each in earlier for test in each.get("replaced", [])] + replaced,
         }
         return _write(folder, source, results, data_dir)
 
@@ -167,14 +164,18 @@ def keeps_weights(recipe, vocabulary):
 # Runs and published runs
 
 
-def _read(folder):
-    return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+def is_published(path):
+    """Returns whether a folder holds a published run, not a run."""
+    return (path / RESULTS).is_file()
 
 
 def read_any_recipe(path):
     """Returns the recipe of a run, or of a published run."""
-    published = (path / RESULTS).is_file()
-    return recipe_from_dict(_read(path)["recipe"]) if published else read_recipe(path)
+    return recipe_from_dict(_read(path)["recipe"]) if is_published(path) else read_recipe(path)
+
+
+def _read(folder):
+    return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
 
 def _check_whole(run):
@@ -189,29 +190,17 @@ def _check_whole(run):
 
 def _check_same(paths, recipes):
     """Raises unless all recipes differ in their seeds, and only in these."""
-    ours, seeds = _identity(recipes[0]), []
+    first, seeds = runs.flat(recipes[0].to_dict()), []
     for path, recipe in zip(paths, recipes, strict=True):
-        its = _identity(recipe)
-        differing = [
-            f"{name} is {its.get(name)!r}, not {ours.get(name)!r}"
-            for name in {**ours, **its}
-            if ours.get(name) != its.get(name)
-        ]
-        if differing:
-            raise ValueError(f"{path} and {paths[0]} differ: {'; '.join(differing)}.")
-        published = (path / RESULTS).is_file()
-        others = [other["seed"] for other in _read(path)["other_seeds"]] if published else []
-        if repeated := {recipe.seed, *others}.intersection(seeds):
+        of_the_process = ("seed", "jit_compile", "data_dir")
+        different = different_settings(first, runs.flat(recipe.to_dict()), of_the_process)
+        if different:
+            raise ValueError(f"{paths[0]} (there) and {path} (here) differ: {different}.")
+        others = _read(path)["other_seeds"] if is_published(path) else []
+        own = [recipe.seed, *(other["seed"] for other in others)]
+        if repeated := set(own).intersection(seeds):
             raise ValueError(f"{path} repeats the seed {repeated.pop()}.")
-        seeds += [recipe.seed, *others]
-
-
-def _identity(recipe):
-    """Returns the parts of a recipe that are equal for runs that differ only in their seeds."""
-    written = recipe.to_dict()
-    flat = {**written, **written["arguments"], **written["training"]}
-    own = ("seed", "jit_compile", "data_dir", "arguments", "training", "trellis_keras")
-    return {name: value for name, value in flat.items() if name not in own}
+        seeds += own
 
 
 def _median(seeds, without_weights):
@@ -231,14 +220,10 @@ def _of_a_seed(results):
     return seed | {name: results[name] for name in _OF_A_SEED if name in results}
 
 
-def _kept_note(earlier):
-    return next((each["note"] for each in earlier if each["note"]), "")
-
-
 # Evaluation
 
 
-def _evaluated(run, data_dir, wall_time_s):
+def _evaluated(run, data_dir):
     """Returns the results of a run: those of its best model, and how it was trained."""
     recipe, model, history = read_recipe(run), runs.load_best(run), _history(run)
     best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
@@ -257,7 +242,7 @@ def _evaluated(run, data_dir, wall_time_s):
         "finished": runs.is_finished(run),
         "parameters": model.count_params(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "wall_time_s": _wall_time(run) if wall_time_s is None else wall_time_s,
+        "wall_time_s": _wall_time(run),
     }
     if recipe.data in GENERATED and has_own_data(recipe):
         results["test_sets"] = on_other_test_sets(recipe, model)
@@ -308,11 +293,10 @@ def _write(folder, source, results, data_dir):
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
         weights = pathlib.Path(aside) / WEIGHTS
-        if (source / RESULTS).is_file():
-            if (source / WEIGHTS).is_file():
-                shutil.copyfile(source / WEIGHTS, weights)
-        else:
+        if not is_published(source):
             results |= _save_weights(source, results, data_dir, weights)
+        elif (source / WEIGHTS).is_file():
+            shutil.copyfile(source / WEIGHTS, weights)
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
         history = (source / "history.csv").read_bytes()
         # Removes weights of an earlier run.

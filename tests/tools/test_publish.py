@@ -213,7 +213,7 @@ def test_seeds_that_do_not_belong_together(two_seeds, tmp_path):
     with pytest.raises(ValueError, match="repeats the seed [01]"):
         publish.publish(run, tmp_path / "no", other_seeds=[other, other])
     wider = train(tmp_path / "run", filters=5, epochs=1)
-    with pytest.raises(ValueError, match="filters is 5, not 4; epochs is 1"):
+    with pytest.raises(ValueError, match="filters 4 there, 5 here; epochs 3 there, 1 here"):
         publish.publish(run, tmp_path / "no", other_seeds=[wider])
     assert not (tmp_path / "no").exists()
 
