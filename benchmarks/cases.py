@@ -95,8 +95,9 @@ def zoo_training(name, plain=False, amount=0.0, **options):
         if recipe.stateful:
             model.backbone.reset_state(rows)
         if recipe.reads_text:
-            tokens = rng.integers(0, model.vocabulary_size, (rows, training.sequence_length + 1))
-            x, y = tokens[:, :-1], tokens[:, 1 + training.context_length :]
+            length, context = (training.stream[k] for k in ("sequence_length", "context_length"))
+            tokens = rng.integers(0, model.vocabulary_size, (rows, length + 1))
+            x, y = tokens[:, :-1], tokens[:, 1 + context :]
         else:
             inputs, targets, classes = SHAPES[recipe.data]
             x = rng.random((rows, *inputs), dtype="float32")

@@ -141,8 +141,7 @@ def test_recipe(command):
         (["--clip_norm", "none"], "clip_norm", None),
         (["--clip-norm=None"], "clip_norm", None),
         (["--jit-compile=true"], "jit_compile", True),
-        (["--decay-epochs", "[5, 6]"], "decay_epochs", [5, 6]),
-        (["--schedule", "none"], "schedule", None),
+        (["--schedule-epochs", "[5, 6]"], "schedule_epochs", [5, 6]),
         (["--data-dir=/a=b"], "data_dir", "/a=b"),
         (["--depth", "4", "--depth", "5"], "depth", 5),
     ],
@@ -151,8 +150,8 @@ def test_option_values(command, words, field, value):
     for arguments in (["trellisnet_char", *words], [*words, "trellisnet_char"]):
         status, out, err = command("recipe", *arguments)
         assert status == 0, err
-        recipe = json.loads(out)
-        assert (recipe | recipe["arguments"] | recipe["training"])[field] == value
+        recipe = zoo.registry.recipe_from_dict(json.loads(out))
+        assert recipe.options().get(field) == value
 
 
 @pytest.mark.parametrize(
@@ -164,9 +163,9 @@ def test_option_values(command, words, field, value):
         (["trellisnet_char", "--deep", "8"], "no option 'deep'. Did you mean 'depth'"),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
-        (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 1 or more. Received: -8"),
+        (["trellisnet_char", "--epochs", "-8"], "`epochs` must be a positive integer. Received: "),
         (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
-        (["trellisnet_char", "--l2", "NaN"], "`l2` must be a number. Received: nan"),
+        (["trellisnet_char", "--l2", "NaN"], "`l2` must be >= 0. Received: l2=nan"),
     ],
 )
 def test_wrong_settings(refused, words, message):
@@ -250,7 +249,7 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--epochs", "0"], "`epochs` must be 1 or more"),
+        (["--epochs", "0"], "`epochs` must be a positive integer"),
         (["--text", "a.txt", "--data-options", "2"], "`data_options` must be a mapping"),
         (["--text", "a.txt", "--data", "pydoc"], "--text a.txt and --data pydoc are mutually"),
         (

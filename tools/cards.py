@@ -101,17 +101,17 @@ def _of_seeds(one):
 
 def _recipe(recipe):
     """Lists arguments and training options, and changes to the zoo's recipe."""
-    training, written = recipe.training, recipe.to_dict()["training"]
+    training = recipe.training.options()
     chosen = {k: v for k, v in recipe.arguments.items() if v is not None and k != "seed"}
-    rest = {k: v for k, v in written.items() if v and k not in _IN_THE_LINE}
+    rest = {k: v for k, v in training.items() if k not in _IN_THE_LINE}
     changes = {name: value for name, value in recipe.changes().items() if name != "seed"}
     return _list(
         filter(
             None,
             [
                 _assignments(chosen),
-                f"{training.optimizer}, learning rate {training.learning_rate:g}, batch size "
-                f"{training.batch_size}, at most {training.epochs} epochs",
+                f"{training['optimizer']}, learning rate {training['learning_rate']:g}, batch size "
+                f"{training['batch_size']}, at most {training['epochs']} epochs",
                 _assignments(rest),
                 changes and f"changed from the zoo's default recipe: {_assignments(changes)}",
             ],

@@ -76,7 +76,7 @@ def _figures(name, core):
     recipe, (few, more) = zoo.recipe(name), LEVELS[name]
     depth = recipe.arguments["depth"]
     losses = depth // recipe.arguments["aux_every"]
-    length = recipe.training.sequence_length
+    length = recipe.training.stream["sequence_length"]
     small, large = (
         _in_own_process(
             name, core, depth=levels, sequence_length=length, aux_every=levels // losses

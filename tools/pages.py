@@ -183,8 +183,8 @@ def _took(one):
 def _epochs(one):
     """Returns a run's epochs, with the recipe's if there are more, and its other own settings."""
     training = zoo.recipe(one.recipe.name, setting=one.recipe.setting).training
-    is_shorter = one.results["epochs"] < training.epochs and not training.stop_patience
-    own = one.recipe.changes().keys() & {*vars(training), "dropout"} - {"epochs"}
+    is_shorter = one.results["epochs"] < training.epochs and training.stopping is None
+    own = one.recipe.changes().keys() & {*training.options(), "dropout", "schedule"} - {"epochs"}
     of = f" of {training.epochs}" if is_shorter else ""
     return f"{one.results['epochs']}{of} epochs" + "".join(f", own {name}" for name in sorted(own))
 

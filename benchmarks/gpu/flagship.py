@@ -165,14 +165,14 @@ def beginning(loaded):
 def measured(recipe, loaded):
     """Returns the steps of an epoch, and the seconds of the first and of a later step.
 
-    With `shallow_depth` in the recipe, for both depths.
+    With `growth` in the recipe, for both depths.
     """
     figures = {"steps": len(recipe.stream(loaded.train))}
     depths = {"deep": {}}
-    if recipe.training.shallow_depth is not None:
-        depths["shallow"] = {"depth": recipe.training.shallow_depth}
+    if recipe.training.growth is not None:
+        depths["shallow"] = {"depth": recipe.training.growth.depth}
     for name, depth in depths.items():
-        changed = recipe.replace(shallow_depth=None, shallow_epochs=None, epochs=1, **depth)
+        changed = recipe.replace(growth=None, epochs=1, **depth)
         net = changed.build(vocabulary=loaded.vocabulary)
         batches = Few(changed.stream(loaded.train))
         clock = StepTimes()
@@ -193,11 +193,11 @@ def planned(recipe, figures, seconds):
     kinds = [name for name in ("deep", "shallow") if name in figures]
     seconds = (1 - RESERVE) * seconds - sum(figures[name]["first_s"] for name in kinds)
     epoch_s = {name: figures[name]["step_s"] * figures["steps"] for name in kinds}
-    if recipe.training.shallow_depth is None:
+    if recipe.training.growth is None:
         return {"epochs": int(seconds / epoch_s["deep"])}
     shallow = int(SHALLOW * seconds / epoch_s["shallow"])
     deep = int((seconds - shallow * epoch_s["shallow"]) / epoch_s["deep"])
-    return {"epochs": shallow + deep, "shallow_epochs": shallow}
+    return {"epochs": shallow + deep, "growth_epochs": shallow}
 
 
 def product_rate(dtype, sizes):

@@ -20,7 +20,7 @@ WITHOUT = {
     "transposition": {"transpose": None},
     "dropped notes": {"note_dropout": 0.0},
     "weight decay": {"weight_decay": 0.0},
-    "the cosine": {"schedule": None},
+    "the cosine": {"decay_steps": None, "warmup_steps": None},
     "dropout": {"dropout": 0.0},
 }
 

@@ -50,7 +50,7 @@ def test_large_models_are_measured_with_few_levels(monkeypatch):
         recipe = zoo.recipe(name, **fields)
         depth = recipe.arguments["depth"]
         # Nothing but the depth differs.
-        assert recipe.training.sequence_length == full.training.sequence_length
+        assert recipe.training.stream["sequence_length"] == full.training.stream["sequence_length"]
         assert auxiliary_losses(recipe) == auxiliary_losses(full) == 2
         return {"step_core_s": 2.0 + 0.5 * depth, "memory_gib": 1 + 0.1 * depth, "steps": 7}
 

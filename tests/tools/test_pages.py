@@ -40,7 +40,7 @@ def test_a_card_tells_how_its_run_was_computed(tmp_path):
         and "published (TCN Table 1) | 8.1 | 300K" in card
     )
     assert "8.18674, of the others: seed 1 8.19001." in card
-    assert "changed from the zoo's default recipe: `decay_factor=0.5`" in card
+    assert "changed from the zoo's default recipe: `schedule_factor=0.5`" in card
     process = {"hardware": "X", "backend": "jax 1", "from_epoch": 1, "dtype_policy": "float32"}
     later = process | {"from_epoch": 3, "dtype_policy": "mixed_bfloat16"}
     changed = jsb.results | {"processes": [process, later], "backend": "jax 1", "commit": None}

@@ -5,7 +5,7 @@ import pytest
 from tests.support.run_checks import check_killed_run
 from tests.support.small_runs import STATEFUL, options, write_text
 
-COMPILED = {"jit_compile": True, "stop_patience": 1000}
+COMPILED = {"jit_compile": True, "stopping_patience": 1000}
 
 
 def language_model(folder):

@@ -42,7 +42,7 @@ def test_list_models():
 def test_help_shows_every_published_value():
     parameters = inspect.signature(zoo.trellisnet_ptb).parameters
     assert [name for name, p in parameters.items() if p.default is None] == [
-        "groups", "vocabulary", "weights", "dtype_policy", "jit_compile",
+        "groups", "experts", "vocabulary", "weights", "dtype_policy", "jit_compile",
     ]  # fmt: skip
     assert (parameters["hidden_units"].default, parameters["aux_weight"].default) == (1000, 0.05)
     for name in zoo.list_models():
@@ -58,7 +58,7 @@ def test_a_function_of_ones_own_is_a_model():
         data_options={"T": 9},
         metric="mse",
         channels=2,
-        training=zoo.Training(optimizer="adam", learning_rate=1e-3, batch_size=2, epochs=1),
+        training=zoo.Training(optimizer=keras.optimizers.Adam(), batch_size=2, epochs=1),
     )
     def my_model(units: int = 3, seed: int | None = 0):
         """A model of a test."""
@@ -278,8 +278,8 @@ def test_chrono_biases_of_wrong_sizes():
 
 def test_segments_of_language_models():
     def lengths(name, **options):
-        training = zoo.recipe(name, **options).training
-        return training.sequence_length, training.context_length
+        stream = zoo.recipe(name, **options).training.stream
+        return stream["sequence_length"], stream["context_length"]
 
     assert lengths("trellisnet_ptb") == (110, 55)
     assert lengths("trellisnet_ptb", context_length=3) == (110, 3)

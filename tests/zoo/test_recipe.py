@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trellis_keras import zoo
-from trellis_keras.training import ASGD, ASGDSwitch
+from trellis_keras.training import ASGD, Adam, ASGDSwitch, PlateauDecay
 from trellis_keras.zoo import Training
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.registry import published_value, recipe_from_dict
@@ -25,9 +25,10 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         "trellisnet_char", depth=5, learning_rate=1, metric="perplexity", dtype_policy="float64"
     )
     assert recipe.arguments["depth"] == 5
-    assert recipe.training.learning_rate == 1.0 and type(recipe.training.learning_rate) is float
+    assert recipe.training.options()["learning_rate"] == 1.0
     assert (recipe.metric, recipe.dtype_policy) == ("perplexity", "float64")
-    assert recipe.replace(depth=6).replace(epochs=9).training.learning_rate == 1.0
+    again = recipe.replace(depth=6).replace(epochs=9)
+    assert again.training.options()["learning_rate"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,13 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("trellisnet_pbt", {}, "Unknown model 'trellisnet_pbt'. Did you mean"),
         ("trellisnet_ptb", {"dept": 8}, "no option 'dept'. Did you mean 'depth'"),
         ("trellisnet_ptb", {"xyz": 8}, "no option 'xyz'. It has: depth, hidden_units, .*epochs"),
-        ("tcn_jsb", {"sequence_length": 9}, "`sequence_length` is an option of language models"),
-        ("tcn_adding", {"transpose": 0.3}, "`transpose` is an option of models of music"),
-        ("tcn_jsb", {"shift": 1}, "`shift` is an option of models of images. tcn_jsb reads jsb"),
+        ("tcn_jsb", {"sequence_length": 9}, "no option 'sequence_length'"),
+        ("tcn_adding", {"transpose": 0.3}, "no option 'transpose'"),
+        ("tcn_jsb", {"shift": 1}, "no option 'shift'"),
+        ("tcn_jsb", {"weight_decay": 0.1}, "no option 'weight_decay'"),
+        ("tcn_jsb", {"setting": "fast", "l2": 0.1}, "no option 'l2'"),
+        ("tcn_adding", {"schedule_factor": 0.5}, "no option 'schedule_factor'"),
+        ("lru_text8", {"schedule_window": 3}, "no option 'schedule_window'"),
         ("gru_adding", {"forget_bias": 2.0}, "no option 'forget_bias'"),
         ("rhn_enwik8", {"layers": 2}, "no option 'layers'"),
     ],
@@ -51,31 +56,39 @@ def test_unknown_models_and_options(name, options, message):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("depth", True, "an integer"),
-        ("depth", None, "an integer"),
-        ("l2", "small", "a number"),
-        ("learning_rate", float("nan"), "a number"),
-        ("clip_norm", "none", "a number or none"),
-        ("jit_compile", 1, "true or false or none"),
-        ("optimizer", 3, "text"),
-        ("data_options", "my.txt", 'a mapping such as {"path"'),
-        ("decay_epochs", 2, r"a list such as \[2, 3\]"),
-        ("learning_rate", 0.0, "positive"),
-        ("l2", -1e-6, "0 or more"),
-        ("seed", -1, "0 or more"),
-        ("batch_size", 0, "1 or more"),
-        ("decay_factor", 2.0, "between 0 and 1"),
-        ("decay_epochs", [3, 2], "increasing"),
-        ("dtype_policy", "bf16", "one of .*mixed_bfloat16"),
-        ("warmup_steps", 0, "1 or more"),
-        ("optimizer", "adagrad", "one of adam, adamw, asgd, rmsprop, sgd"),
-        ("metric", "accuracy", "one of bpc, cross_entropy, perplexity"),
-        ("data", "ptb_word", "one of .*pydoc"),
-        ("schedule", "never", "one of average, best_before"),
+        ("depth", True, "`depth` must be an integer"),
+        ("depth", None, "`depth` must be an integer"),
+        ("stateful", "maybe", "`stateful` must be true or false"),
+        ("jit_compile", 1, "`jit_compile` must be true or false or none"),
+        ("data_options", "my.txt", '`data_options` must be a mapping such as {"path"'),
+        ("optimizer", 3, "`optimizer` must be one of .*. Received: 3"),
+        ("optimizer", "adagrad", "`optimizer` must be one of sgd, asgd, adam, rmsprop, adamw"),
+        ("optimizer", None, "`optimizer` must be one of"),
+        ("schedule", "never", "`schedule` must be one of PlateauDecay, StepDecay"),
+        ("stopping", PlateauDecay(factor=0.5, rule="best_before", window=1), "`stopping` must"),
+        ("learning_rate", 0.0, "`learning_rate` must be positive"),
+        ("learning_rate", float("nan"), "`learning_rate` must be positive"),
+        ("learning_rate", "high", "`learning_rate`"),
+        ("l2", "small", "l2|Adam"),
+        ("l2", -1e-6, "`l2` must be >= 0"),
+        ("clip_norm", 0, "`clip_norm` must be > 0"),
+        ("seed", -1, "`seed` must be an integer >= 0"),
+        ("batch_size", 0, "`batch_size` must be a positive integer"),
+        ("epochs", 2.5, "`epochs` must be a positive integer"),
+        ("schedule_factor", 2.0, "`factor` must be between 0 and 1"),
+        ("schedule_epochs", [3, 2], "`epochs` must be increasing"),
+        ("schedule_epochs", 2, "StepDecay: 'int' object is not iterable"),
+        ("warmup_steps", 3, "`warmup_steps` needs `decay_steps`"),
+        ("decay_steps", 3, "changes a constant learning rate. .* StepDecay, decay_steps=3"),
+        ("growth_depth", 4, "GrowingDepth: .*'epochs'"),
+        ("dtype_policy", "bf16", "`dtype_policy` must be one of .*mixed_bfloat16"),
+        ("metric", "accuracy", "`metric` must be one of bpc, cross_entropy, perplexity"),
+        ("data", "ptb_word", "`data` must be one of .*pydoc"),
+        ("sequence_length", None, "need `sequence_length` and `context_length`"),
     ],
 )
 def test_wrong_values(option, value, message):
-    with pytest.raises(ValueError, match=f"`{option}` must be {message}"):
+    with pytest.raises(ValueError, match=message):
         zoo.recipe("trellisnet_char", **{option: value})
 
 
@@ -103,57 +116,53 @@ def test_paths_do_not_depend_on_the_working_directory(tmp_path, monkeypatch):
 # Training
 
 
-def test_a_schedule_becomes_a_callback():
-    for schedule, name in ((None, None), ("steps", "StepDecay"), ("exponential", "Exponential")):
-        options = {"decay_epochs": None} if schedule == "exponential" else {}
-        callbacks = zoo.recipe("trellisnet_char", schedule=schedule, **options).callbacks()
-        assert [type(c).__name__[: len(name or "")] for c in callbacks] == [name] * bool(name)
+def test_objects_become_callbacks():
     (decay,) = zoo.recipe("trellisnet_ptb").callbacks()
     assert (decay.rule, decay.factor, decay.window, decay.min_lr) == ("best_before", 0.25, 10, 0.02)
-    (decay,) = zoo.recipe("tcn_ptb").callbacks()
-    assert (decay.rule, decay.factor, decay.window) == ("worst_of_last", 0.5, 5)
-    assert decay.strict is False
     decay, stopping = zoo.recipe("lru_char_ptb").callbacks()
     assert (type(decay).__name__, decay.factor) == ("ExponentialDecay", 0.9)
     assert (stopping.patience, stopping.min_delta, stopping.against) == (3, 1e-4, "previous")
+    assert zoo.recipe("trellisnet_char", schedule=None).callbacks() == []
+    growth, *_ = zoo.recipe("trellisnet_ptb", growth_depth=4, growth_epochs=2).callbacks()
+    assert (growth.depth, growth.epochs) == (4, 2)
+
+
+def test_each_model_gets_objects_of_its_own():
+    recipe = zoo.recipe("tcn_jsb")
+    assert recipe.callbacks()[0] is not recipe.callbacks()[0]
+    assert recipe.training.make_optimizer() is not recipe.training.optimizer
+
+
+def test_recipe_takes_objects():
+    adam = keras.optimizers.Adam(2e-3, global_clipnorm=0.4)
+    decay = PlateauDecay(factor=0.5, rule="worst_of_last", window=3)
+    recipe = zoo.recipe("tcn_jsb", optimizer=adam, schedule=decay)
+    assert type(recipe.training.make_optimizer()) is keras.optimizers.Adam
+    assert recipe.training.options()["clip_norm"] == 0.4
+    assert recipe.changes() == {"optimizer": "keras_adam", "epsilon": 1e-7} | {
+        "schedule_factor": 0.5, "schedule_strict": False,
+    }  # fmt: skip
+    again = zoo.recipe("tcn_jsb", **recipe.changes())
+    assert again.options() == recipe.options() and read_back(recipe) == recipe
 
 
 def test_averaging_takes_the_place_of_decay():
-    recipe = zoo.recipe("trellisnet_ptb", optimizer="asgd", schedule="average")
+    recipe = zoo.recipe("trellisnet_ptb", optimizer="asgd", schedule="ASGDSwitch")
     (switch,) = recipe.callbacks()
     assert isinstance(switch, ASGDSwitch) and switch.window == 10
     optimizer = recipe.training.make_optimizer()
     assert isinstance(optimizer, ASGD) and not optimizer.has_start
     assert (optimizer.l2, optimizer.clip_norm) == (1e-6, 0.225)
     assert read_back(recipe) == recipe
-    with pytest.raises(ValueError, match="needs optimizer=\"asgd\".*'sgd'"):
-        zoo.recipe("trellisnet_ptb", schedule="average")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tcn_adding", {"decay_factor": 0.5}, "`decay_factor` has no effect with schedule=None"),
-        ("tcn_seq_mnist", {"decay_window": 3}, "`decay_window` has no effect with .*'steps'"),
-        ("lru_text8", {"decay_epochs": [3]}, "`decay_epochs` has no effect .*'exponential'"),
-        ("tcn_jsb", {"schedule": "patience", "decay_strict": True}, "`decay_strict` has no"),
-        ("tcn_adding", {"schedule": "steps", "decay_factor": 0.1}, "needs `decay_epochs`"),
-        ("tcn_adding", {"stop_min_delta": 0.1}, "no effect without `stop_patience`"),
-        ("tcn_adding", {"weight_decay": 0.1}, "`weight_decay` has no effect with .*'adam'"),
-        ("tcn_adding", {"optimizer": "adamw"}, "optimizer='adamw' needs `weight_decay`"),
-        ("tcn_jsb", {"setting": "fast", "l2": 0.1}, "`l2` has no effect with .*'adamw'"),
-        (
-            "tcn_jsb",
-            {"schedule": "cosine", "warmup_steps": 3},
-            "`warmup_steps` has no effect without `decay_steps`",
-        ),
+        ("tcn_adding", {"schedule": "StepDecay"}, "StepDecay: .*'epochs'"),
         ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
         ("tcn_text8", {"setting": "fast"}, "tcn_text8 has no fast recipe"),
-        ("lru_text8", {"stop_patience": 0}, "`stop_patience` must be 1 or more"),
-        ("lru_text8", {"stop_against": "first"}, "`stop_against` must be one of best, previous"),
-        ("trellisnet_ptb", {"context_length": 110}, "context_length=110, sequence_length=110"),
-        ("trellisnet_char_ptb", {"context_length": 3}, "`context_length` must be 0 with stateful"),
-        ("tcn_ptb", {"sequence_length": None}, "need `sequence_length` and `context_length`"),
+        ("lru_text8", {"stopping_against": "first"}, "`against` must be 'best' or 'previous'"),
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
         ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
     ],
@@ -163,20 +172,42 @@ def test_options_without_effect_or_company_are_refused(name, options, message):
         zoo.recipe(name, **options)
 
 
-def test_a_new_schedule_drops_what_only_the_old_one_used():
-    training = zoo.recipe("gru_nottingham", schedule="steps", decay_epochs=[5]).training
-    assert (training.decay_factor, training.decay_epochs) == (0.1, (5,))
-    assert training.decay_window is training.decay_strict is None
-    assert zoo.recipe("lru_text8", stop_patience=None).training.stop_min_delta is None
+def test_a_new_object_keeps_the_arguments_that_it_shares_with_the_old_one():
+    training = zoo.recipe("gru_nottingham", schedule="StepDecay", schedule_epochs=[5]).training
+    assert (training.schedule.factor, training.schedule.epochs) == (0.1, (5,))
+    adamw = zoo.recipe("trellisnet_seq_mnist", optimizer="adamw", weight_decay=0.01).training
+    assert adamw.optimizer.global_clipnorm == 0.5
+    assert adamw.options()["learning_rate"] == 2e-3
 
 
-def test_training_checks_its_fields_by_itself():
-    with pytest.raises(ValueError, match="`batch_size` must be 1 or more. Received: 0"):
-        Training(optimizer="adam", learning_rate=1e-3, batch_size=0, epochs=1)
-    for name in ("learning_rate", "clip_norm", "l2"):
-        options = {"learning_rate": 1e-3, name: float("inf")}
-        with pytest.raises(ValueError, match=f"`{name}` must be .*. Received: inf"):
-            Training(optimizer="adam", batch_size=1, epochs=1, **options)
+def test_training_checks_itself():
+    with pytest.raises(ValueError, match="`batch_size` must be a positive integer"):
+        Training(optimizer=Adam(1e-3), batch_size=0, epochs=1)
+    with pytest.raises(ValueError, match="`learning_rate` must be positive"):
+        Training(optimizer=Adam(-1.0), batch_size=1, epochs=1)
+    falling = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    upper = keras.optimizers.schedules.CosineDecay(0.1, 10, alpha=0.5)
+    for rate in (falling, upper):
+        with pytest.raises(ValueError, match="must be a number or a CosineDecay"):
+            Training(optimizer=Adam(rate), batch_size=1, epochs=1)
+
+
+def test_a_recipe_from_others_makes_only_objects_of_listed_classes():
+    for name, part in (
+        ("optimizer", keras.optimizers.Ftrl()),
+        ("schedule", keras.layers.Lambda(print)),
+        ("stopping", keras.layers.Dense(3)),
+    ):
+        written = zoo.recipe("lru_char_ptb").to_dict()
+        written["training"][name] = keras.saving.serialize_keras_object(part)
+        with pytest.raises(ValueError, match="expected one of"):
+            recipe_from_dict(written)
+    written = zoo.recipe("lru_char_ptb").to_dict()
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.2])
+    rate = keras.saving.serialize_keras_object(schedule)
+    written["training"]["optimizer"]["config"]["learning_rate"] = rate
+    with pytest.raises(ValueError, match="expected one of CosineDecay"):
+        recipe_from_dict(written)
 
 
 # This zoo's own training
@@ -186,7 +217,8 @@ def test_a_fast_recipe_is_another_training_of_the_same_net():
     recipe = zoo.recipe("tcn_jsb", setting="fast", epochs=3)
     paper = zoo.recipe("tcn_jsb")
     assert recipe.arguments == paper.arguments
-    assert (recipe.training.optimizer, recipe.training.epochs) == ("adamw", 3)
+    assert type(recipe.training.optimizer) is keras.optimizers.AdamW
+    assert recipe.training.epochs == 3
     assert recipe.changes() == {"setting": "fast", "epochs": 3}
     assert read_back(recipe) == recipe
     assert recipe.replace(setting=None) == paper
@@ -201,14 +233,6 @@ def test_a_fast_recipe_may_set_arguments():
     given = zoo.recipe("lstm_seq_mnist", setting="fast", forget_bias=2.0)
     assert given.arguments["forget_bias"] == 2.0
     assert zoo.published_recipe("lstm_seq_mnist", "fast").changes() == {"setting": "fast"}
-
-
-def test_another_optimizer_drops_the_decay_of_the_first():
-    paper = zoo.recipe("trellisnet_seq_mnist")
-    assert paper.training.l2 > 0
-    adamw = paper.replace(optimizer="adamw", weight_decay=0.01)
-    assert adamw.training.l2 == 0
-    assert adamw.replace(optimizer="adam").training.weight_decay is None
 
 
 def test_a_cycle_that_does_not_end_with_the_last_epoch_is_announced():
@@ -234,7 +258,7 @@ def test_only_kernels_decay():
         variables = model.trainable_variables
         before = [np.array(v) for v in variables]
         model.optimizer.apply([keras.ops.zeros(v.shape) for v in variables], variables)
-        kept = 1 - recipe.training.learning_rate * recipe.training.weight_decay
+        kept = 1 - recipe.training.options()["learning_rate"] * 0.1
         for variable, value in zip(variables, before, strict=True):
             factor = kept if variable.name.endswith("kernel") else 1.0
             np.testing.assert_allclose(np.array(variable), factor * value, rtol=1e-6)
@@ -267,22 +291,14 @@ def test_the_rates_of_fast_recipes_fall_to_0_when_training_ends():
     entries = [entry for entry in entries if entry.fast]
     assert len(entries) >= 17
     for entry in entries:
-        training = entry.fast
+        training = entry.training_by("fast")
         if entry.data == "ptb":
-            scored = training.sequence_length - training.context_length
+            scored = training.stream["sequence_length"] - training.stream["context_length"]
             steps = -(-929_588 // (training.batch_size * scored)) * training.epochs
         else:
             steps = batches[entry.data, training.batch_size] * training.epochs
-        assert training.warmup_steps + training.decay_steps == steps, entry.name
-
-
-def test_the_cosine_falls_by_epochs():
-    recipe = zoo.recipe("tcn_adding", schedule="cosine", epochs=4, learning_rate=0.4)
-    training = recipe.training
-    (schedule,) = training.callbacks()
-    assert float(training.make_optimizer().learning_rate) == pytest.approx(0.4)
-    rates = [schedule.schedule(epoch, 1.0) for epoch in range(4)]
-    np.testing.assert_allclose(rates, [0.4, 0.2 + 0.1 * 2**0.5, 0.2, 0.2 - 0.1 * 2**0.5])
+        options = training.options()
+        assert options["warmup_steps"] + options["decay_steps"] == steps, entry.name
 
 
 def test_only_training_batches_are_augmented():
@@ -302,12 +318,15 @@ def test_only_training_batches_are_augmented():
 
 
 def test_a_recipe_is_read_back_with_all_arguments():
-    recipe = zoo.recipe("trellisnet_char", depth=5, clip_norm=None, decay_epochs=[1, 2], seed=None)
+    recipe = zoo.recipe(
+        "trellisnet_char", depth=5, clip_norm=None, schedule_epochs=[1, 2], seed=None
+    )
     again = read_back(recipe)
-    assert again == recipe and again.training.decay_epochs == (1, 2)
+    assert again == recipe and again.training.schedule.epochs == (1, 2)
     written = zoo.recipe("tcn_adding", filters=27).to_dict()
     assert written["arguments"]["filters"] == 27
-    assert "sequence_length" not in written["training"]
+    assert written["training"]["optimizer"]["class_name"] == "Adam"
+    assert written["training"]["optimizer"]["config"]["learning_rate"] == 0.002
 
 
 def test_options_of_the_data_are_options_of_the_recipe():
@@ -322,7 +341,7 @@ def test_changes_are_the_fewest_options():
     recipe = zoo.recipe("tcn_adding", T=200, filters=30, seed=0)
     assert recipe.changes() == {"T": 200, "filters": 30}
     assert read_back(recipe).changes() == {"T": 200, "filters": 30}
-    options = {"schedule": "steps", "decay_epochs": [5]}
+    options = {"schedule": "StepDecay", "schedule_epochs": [5]}
     assert zoo.recipe("gru_nottingham", **options).changes() == options
 
 
@@ -379,9 +398,3 @@ def test_fast_recipe_with_other_dropout_has_the_published_value_of_its_network()
     )
     assert published_value(fast).value == 56.97
     assert published_value(fast.replace(hidden_dropout=0.0)).value == 64.69
-
-
-@pytest.mark.parametrize("fields", [{"shallow_depth": 4}, {"shallow_epochs": 2}])
-def test_shallow_depth_and_epochs_need_each_other(fields):
-    with pytest.raises(ValueError, match="shallow_depth"):
-        zoo.recipe("trellisnet_ptb", **fields)

@@ -21,7 +21,8 @@ from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run import explained
 
 # A rate so high that the validation loss rises now and then, which begins the average.
-AVERAGING = {"optimizer": "asgd", "learning_rate": 20.0, "schedule": "average", "decay_window": 1}
+AVERAGING = {"optimizer": "asgd", "learning_rate": 20.0}
+AVERAGING |= {"schedule": "ASGDSwitch", "schedule_window": 1}
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +279,8 @@ def nll_of_whole_text(model, tokens, horizon):
 def test_evaluation_counts_every_target_once(shared, split):
     recipe = zoo.read_recipe(shared)
     tokens = getattr(recipe.load_data(), split)
-    expected = nll_of_whole_text(runs.load_best(shared), tokens, recipe.training.context_length)
+    context_length = recipe.training.stream["context_length"]
+    expected = nll_of_whole_text(runs.load_best(shared), tokens, context_length)
     results = evaluate(shared, split)
     assert results["targets"] == len(tokens) - 1 == 99
     assert results["loss"] == pytest.approx(expected, rel=1e-5)
@@ -387,7 +389,7 @@ def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
     options = {"variant": "rg", "convention": "authors", "hidden_units": 5, "layers": 1}
     options |= {"batch_size": 4, "sequence_length": 12, "epochs": 9, "jit_compile": False}
     recipe = zoo.recipe(
-        "lru_char_ptb", **options, stop_min_delta=100.0, dtype_policy="float32",
+        "lru_char_ptb", **options, stopping_min_delta=100.0, dtype_policy="float32",
         data="text", data_options={"path": tmp_path / "text.txt"},
     )  # fmt: skip
     runs.train(recipe, tmp_path / "run", verbose=0)

@@ -1,12 +1,12 @@
 """Learning-rate, averaging and stopping rules of the published programs, as callbacks.
 
 Callbacks with state have `get_state` and `set_state`, which `Checkpoint` uses to save and restore
-it.
+it. `keras.saving.serialize_keras_object` writes the arguments of each.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
@@ -18,7 +18,21 @@ from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
 
 
-class _Monitor(keras.callbacks.Callback):
+class _Saved:
+    """Mixed into callbacks that have an attribute for each argument of the constructor."""
+
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor as JSON values."""
+        config = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+
+    @classmethod
+    def from_config(cls, config: dict) -> "_Saved":
+        """Returns the callback with the result of `get_config`."""
+        return cls(**config)
+
+
+class _Monitor(_Saved, keras.callbacks.Callback):
     """Remembers the monitored value of every epoch, negated if larger is better."""
 
     def __init__(self, monitor, mode, window):
@@ -61,6 +75,7 @@ class _Monitor(keras.callbacks.Callback):
         return len(last) == self.window and _is_above(value, max(last), or_equal)
 
 
+@keras.saving.register_keras_serializable("trellis_keras")
 class PlateauDecay(_Monitor):
     """Multiplies the learning rate by a factor when a metric has stopped improving.
 
@@ -153,7 +168,8 @@ class PlateauDecay(_Monitor):
 # need no state. (The schedules in `keras.optimizers` count steps instead of epochs.)
 
 
-class StepDecay(keras.callbacks.LearningRateScheduler):
+@keras.saving.register_keras_serializable("trellis_keras")
+class StepDecay(_Saved, keras.callbacks.LearningRateScheduler):
     """Multiplies the learning rate by a factor after given numbers of epochs.
 
     The character-level TrellisNet program (Bai et al., 2019) divides the rate by 10 after
@@ -186,7 +202,8 @@ class StepDecay(keras.callbacks.LearningRateScheduler):
         self.factor = factor
 
 
-class ExponentialDecay(keras.callbacks.LearningRateScheduler):
+@keras.saving.register_keras_serializable("trellis_keras")
+class ExponentialDecay(_Saved, keras.callbacks.LearningRateScheduler):
     """Multiplies the learning rate by a factor after every epoch.
 
     The LRU paper (Ahuja & Morency, 2018, "Training Details") uses a factor of 0.9, which the
@@ -211,6 +228,7 @@ class ExponentialDecay(keras.callbacks.LearningRateScheduler):
         self.factor = factor
 
 
+@keras.saving.register_keras_serializable("trellis_keras")
 class ASGDSwitch(_Monitor):
     """Starts averaging the weights when a metric has stopped improving.
 
@@ -282,7 +300,8 @@ class ASGDSwitch(_Monitor):
         return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
 
 
-class EarlyStopping(keras.callbacks.EarlyStopping):
+@keras.saving.register_keras_serializable("trellis_keras")
+class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
     """Stops training when a metric no longer improves on the best or the previous value.
 
     `keras.callbacks.EarlyStopping` compares with the best value so far. The LRU authors' code
@@ -292,7 +311,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     Args:
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
         against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
-        **kwargs: `patience`, `min_delta`, `mode` and other arguments of
+        min_delta, patience, verbose, mode, baseline, restore_best_weights, start_from_epoch: As in
             `keras.callbacks.EarlyStopping`.
 
     Raises:
@@ -306,13 +325,37 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     >>> model.fit(train, validation_data=valid, epochs=60, callbacks=[stopping, checkpoint])
     """
 
-    def __init__(self, monitor: str = "val_loss", *, against: str = "best", **kwargs: Any) -> None:
-        super().__init__(monitor, **kwargs)
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        against: str = "best",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(
+            monitor,
+            min_delta=min_delta,
+            patience=patience,
+            verbose=verbose,
+            mode=mode,
+            baseline=baseline,
+            restore_best_weights=restore_best_weights,
+            start_from_epoch=start_from_epoch,
+        )
         if against not in ("best", "previous"):
             raise ValueError(
                 f"`against` must be 'best' or 'previous'. Received: against={against!r}"
             )
         self.against = against
+
+    def get_config(self) -> dict:
+        return super().get_config() | {"min_delta": abs(self.min_delta)}  # Keras flips its sign
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
@@ -334,7 +377,8 @@ def _check_factor(factor):
         raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor}")
 
 
-class GrowingDepth(keras.callbacks.Callback):
+@keras.saving.register_keras_serializable("trellis_keras")
+class GrowingDepth(_Saved, keras.callbacks.Callback):
     """Trains a TrellisNet with fewer levels for some epochs, then with all of them.
 
     All levels of a TrellisNet share their weights, so a shallower network trains the same weights

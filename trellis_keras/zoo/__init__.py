@@ -3,7 +3,7 @@
 from trellis_keras.zoo import lru, tcn, trellisnet
 from trellis_keras.zoo.lru import *  # noqa: F403
 from trellis_keras.zoo.presets import from_preset
-from trellis_keras.zoo.recipe import Recipe, Training
+from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import (
     get_model,
     list_models,
@@ -14,6 +14,7 @@ from trellis_keras.zoo.registry import (
 )
 from trellis_keras.zoo.run import train
 from trellis_keras.zoo.tcn import *  # noqa: F403
+from trellis_keras.zoo.training_settings import Training
 from trellis_keras.zoo.trellisnet import *  # noqa: F403
 
 __all__ = [

@@ -5,313 +5,31 @@ import functools
 import inspect
 import json
 import math
-import numbers
 import os
+import types
 import typing
 from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
+import numpy as np
 
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.layers.precision import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
-from trellis_keras.training import (
-    ASGD,
-    SGD,
-    Adam,
-    ASGDSwitch,
-    EarlyStopping,
-    ExponentialDecay,
-    GrowingDepth,
-    PlateauDecay,
-    RMSprop,
-    StepDecay,
-)
 from trellis_keras.zoo import datasets, pretrained
 from trellis_keras.zoo.datasets import Dataset
 from trellis_keras.zoo.datasets.registry import suggestion
 from trellis_keras.zoo.run import FILE_OPTIONS
+from trellis_keras.zoo.training_settings import Training
 
-OPTIMIZERS = {
-    "sgd": SGD,
-    "asgd": ASGD,
-    "adam": Adam,
-    "adamw": keras.optimizers.AdamW,
-    "rmsprop": RMSprop,
-}
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
-
-_PLATEAU = ("best_before", "worst_of_last")
-# The fields of each learning-rate schedule: the required and the optional ones.
-_SCHEDULES = {
-    None: ((), ()),
-    "best_before": (("decay_factor", "decay_window"), ("decay_strict", "min_learning_rate")),
-    "worst_of_last": (("decay_factor", "decay_window"), ("decay_strict", "min_learning_rate")),
-    "patience": (("decay_factor", "decay_window"), ("min_learning_rate",)),
-    "steps": (("decay_factor", "decay_epochs"), ()),
-    "exponential": (("decay_factor",), ()),
-    "average": (("decay_window",), ()),
-    "cosine": ((), ("decay_steps", "warmup_steps")),
-}
-_SCHEDULE_FIELDS = (
-    "decay_factor",
-    "decay_window",
-    "decay_strict",
-    "decay_epochs",
-    "min_learning_rate",
-    "decay_steps",
-    "warmup_steps",
-)
-_TEXT_FIELDS = ("sequence_length", "context_length")
-_DEPTH_FIELDS = ("shallow_depth", "shallow_epochs")
-_MUSIC_FIELDS = ("transpose", "note_dropout")
-_IMAGE_FIELDS = ("shift",)
 _IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
 # Arguments of models that a run takes from its data.
 _FROM_DATA = ("vocabulary_size",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """How a model is trained: optimizer, batches, learning-rate schedule and early stopping.
-
-    The fields are plain values: they are saved in a run's folder and are options of
-    `trellis-keras train`. Fields that the schedule does not use must be None.
-
-    Args:
-        optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, `"adamw"` (`keras.optimizers.AdamW`), or
-            `"asgd"`, which is SGD until `schedule="average"` starts averaging the weights.
-        learning_rate: Positive float, initial learning rate.
-        clip_norm: Positive float, global norm to clip gradients to. Defaults to None, no clipping.
-        l2: Float, weight decay added to the gradient. Defaults to 0.
-        weight_decay: Float, decoupled decay of the kernels (biases and gains do not decay). Only
-            for `"adamw"`.
-        batch_size: Positive integer, number of rows per batch.
-        epochs: Positive integer, maximum number of epochs.
-        sequence_length: Positive integer, number of tokens per row of a batch. Language models
-            only.
-        context_length: Integer, number of these tokens that are read but not scored. Language
-            models only.
-        transpose: Float, probability of transposing a piece by -6 to 5 semitones. Music only.
-        note_dropout: Float in [0, 1), fraction of notes dropped from the input but still predicted.
-            Music only.
-        shift: Positive integer, maximum shift of an image in pixels. Images only.
-        shallow_depth: Positive integer, number of levels in the first `shallow_epochs` epochs, see
-            `training.GrowingDepth`. Language models of TrellisNets only.
-        shallow_epochs: Positive integer, less than `epochs`.
-        schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
-            `training.PlateauDecay`), `"patience"` (`keras.callbacks.ReduceLROnPlateau`),
-            `"steps"` (`training.StepDecay`), `"exponential"`
-            (`training.ExponentialDecay`), `"average"` (`training.ASGDSwitch`), or `"cosine"`
-            (`keras.optimizers.schedules.CosineDecay`). Defaults to None, a constant rate.
-        decay_factor: Float in (0, 1), factor of the learning rate.
-        decay_window: Positive integer, number of past epochs in a plateau rule or `"average"`.
-        decay_strict: Boolean, whether an equal value does not count as a plateau. Defaults to
-            the rule in the authors' programs.
-        decay_epochs: Increasing integers, the epochs after which `"steps"` decays.
-        min_learning_rate: Float, lower limit of a plateau rule.
-        warmup_steps: Positive integer, number of steps in which `"cosine"` raises the rate from 0
-            to `learning_rate`. Defaults to None, no warm-up.
-        decay_steps: Positive integer, number of steps after warm-up in which the rate falls to 0.
-            Defaults to None: it falls once per epoch, over all `epochs`.
-        stop_patience: Positive integer, number of consecutive epochs without a lower validation
-            loss after which training stops (`training.EarlyStopping`). Defaults to None, no early
-            stopping.
-        stop_min_delta: Float, minimum decrease that counts as an improvement. Defaults to 0.
-        stop_against: `"best"` or `"previous"`, the epoch to compare with. Defaults to `"best"`.
-    """
-
-    optimizer: str
-    learning_rate: float
-    clip_norm: float | None = None
-    l2: float = 0.0
-    weight_decay: float | None = None
-    batch_size: int
-    epochs: int
-    sequence_length: int | None = None
-    context_length: int | None = None
-    transpose: float | None = None
-    note_dropout: float | None = None
-    shift: int | None = None
-    shallow_depth: int | None = None
-    shallow_epochs: int | None = None
-    schedule: str | None = None
-    decay_factor: float | None = None
-    decay_window: int | None = None
-    decay_strict: bool | None = None
-    decay_epochs: tuple[int, ...] | None = None
-    min_learning_rate: float | None = None
-    warmup_steps: int | None = None
-    decay_steps: int | None = None
-    stop_patience: int | None = None
-    stop_min_delta: float | None = None
-    stop_against: str | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("learning_rate", "clip_norm"):
-            _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
-        amounts = ("l2", "weight_decay", "context_length", "min_learning_rate")
-        for name in (*amounts, "stop_min_delta"):
-            _check(name, getattr(self, name), lambda value: 0 <= value < math.inf, "0 or more")
-        counts = ("epochs", "batch_size", "sequence_length", "decay_window", "stop_patience")
-        for name in (*counts, *_DEPTH_FIELDS, "shift", "warmup_steps", "decay_steps"):
-            _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
-        _check("decay_factor", self.decay_factor, lambda value: 0 < value < 1, "between 0 and 1")
-        _check("transpose", self.transpose, lambda value: 0 <= value <= 1, "between 0 and 1")
-        _check("note_dropout", self.note_dropout, lambda value: 0 <= value < 1, "in [0, 1)")
-        self._check_optimizer()
-        self._check_schedule()
-        if (self.shallow_depth is None) != (self.shallow_epochs is None):
-            raise ValueError("`shallow_depth` and `shallow_epochs` need each other.")
-        self._check_stopping()
-        if (self.context_length or 0) >= (self.sequence_length or math.inf):
-            raise ValueError(
-                "`context_length` must be smaller than `sequence_length`, or no token is scored. "
-                f"Received: context_length={self.context_length}, "
-                f"sequence_length={self.sequence_length}"
-            )
-
-    def _check_optimizer(self):
-        is_adamw = self.optimizer == "adamw"
-        for name, has_effect in (("weight_decay", is_adamw), ("l2", not is_adamw)):
-            if getattr(self, name) and not has_effect:
-                raise ValueError(f"`{name}` has no effect with optimizer={self.optimizer!r}.")
-        if is_adamw and self.weight_decay is None:
-            raise ValueError("optimizer='adamw' needs `weight_decay`.")
-
-    def _check_schedule(self):
-        if self.schedule is not None:
-            check_choice("schedule", self.schedule, [name for name in _SCHEDULES if name])
-        needed, optional = _SCHEDULES[self.schedule]
-        for name in _SCHEDULE_FIELDS:
-            given = getattr(self, name) is not None
-            if given and name not in needed + optional:
-                raise ValueError(f"`{name}` has no effect with schedule={self.schedule!r}.")
-            if not given and name in needed:
-                raise ValueError(f"schedule={self.schedule!r} needs `{name}`.")
-        if self.schedule == "average" and self.optimizer != "asgd":
-            raise ValueError(
-                f'schedule="average" needs optimizer="asgd". Received: optimizer={self.optimizer!r}'
-            )
-        if self.warmup_steps is not None and self.decay_steps is None:
-            raise ValueError("`warmup_steps` has no effect without `decay_steps`.")
-        epochs = self.decay_epochs
-        if epochs is not None and not (
-            epochs and epochs[0] >= 1 and list(epochs) == sorted(set(epochs))
-        ):
-            raise ValueError(
-                "`decay_epochs` must be increasing integers >= 1, such as [2, 3]. "
-                f"Received: {list(epochs)}"
-            )
-
-    def _check_stopping(self):
-        for name in ("stop_min_delta", "stop_against"):
-            if self.stop_patience is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` has no effect without `stop_patience`.")
-        if self.stop_against is not None:
-            check_choice("stop_against", self.stop_against, ("best", "previous"))
-
-    def replace(self, **fields: Any) -> "Training":
-        """Returns a copy with some fields replaced.
-
-        A new `optimizer` or `schedule` drops fields that only the old one used.
-        """
-        check_choice("schedule", fields.get("schedule", self.schedule), _SCHEDULES)
-        unused = _unused({**dataclasses.asdict(self), **fields})
-        defaults = {f.name: f.default for f in dataclasses.fields(self) if f.name in unused}
-        return dataclasses.replace(self, **{**defaults, **fields})
-
-    def make_optimizer(self) -> keras.optimizers.Optimizer:
-        """Returns a new optimizer."""
-        if self.optimizer == "adamw":
-            optimizer = keras.optimizers.AdamW(
-                self._rate(), weight_decay=self.weight_decay, global_clipnorm=self.clip_norm
-            )
-            optimizer.exclude_from_weight_decay(var_names=[_NO_KERNEL])
-            return optimizer
-        return OPTIMIZERS[self.optimizer](self._rate(), clip_norm=self.clip_norm, l2=self.l2)
-
-    def _rate(self):
-        """Returns the learning rate, or its schedule by steps."""
-        if self.decay_steps is None:
-            return self.learning_rate
-        cosine = keras.optimizers.schedules.CosineDecay
-        if self.warmup_steps is None:
-            return cosine(self.learning_rate, self.decay_steps)
-        return cosine(
-            0.0,
-            self.decay_steps,
-            warmup_target=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-        )
-
-    def _cosine(self, epoch, _):
-        """Returns the learning rate of an epoch, counted from 0."""
-        return float(keras.optimizers.schedules.CosineDecay(self.learning_rate, self.epochs)(epoch))
-
-    def callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns the growing depth, the schedule and the stopping rule as callbacks for `fit`."""
-        growth = []
-        if self.shallow_depth is not None and self.shallow_epochs is not None:
-            growth = [GrowingDepth(self.shallow_depth, self.shallow_epochs)]
-        return [*growth, *self._schedule(), *self._stopping()]
-
-    def _schedule(self):
-        if self.schedule == "steps":
-            return [StepDecay(self.decay_epochs, self.decay_factor)]
-        if self.schedule == "exponential":
-            return [ExponentialDecay(self.decay_factor)]
-        if self.schedule == "cosine" and self.decay_steps is None:
-            return [keras.callbacks.LearningRateScheduler(self._cosine)]
-        if self.schedule == "average":
-            return [ASGDSwitch(self.decay_window, verbose=1)]
-        if self.schedule == "patience":
-            decay = keras.callbacks.ReduceLROnPlateau(
-                factor=self.decay_factor,
-                patience=self.decay_window,
-                min_delta=0,
-                min_lr=self.min_learning_rate or 0.0,
-                verbose=1,
-            )
-            return [decay]
-        if self.schedule in _PLATEAU:
-            decay = PlateauDecay(
-                factor=self.decay_factor,
-                rule=self.schedule,
-                window=self.decay_window,
-                strict=self.decay_strict,
-                min_lr=self.min_learning_rate or 0.0,
-                verbose=1,
-            )
-            return [decay]
-        return []
-
-    def _stopping(self):
-        if self.stop_patience is None:
-            return []
-        stopping = EarlyStopping(
-            patience=self.stop_patience,
-            min_delta=self.stop_min_delta or 0.0,
-            against=self.stop_against or "best",
-            verbose=1,
-        )
-        return [stopping]
-
-
-# Matches names without "kernel".
-_NO_KERNEL = "^(?!.*kernel)"
-
-
-def _unused(fields):
-    """Returns the fields that the optimizer, schedule and stopping rule do not use."""
-    used = sum(_SCHEDULES[fields["schedule"]], ())
-    decay = ("l2",) if fields["optimizer"] == "adamw" else ("weight_decay",)
-    stopping = () if fields["stop_patience"] else ("stop_min_delta", "stop_against")
-    return [*(name for name in _SCHEDULE_FIELDS if name not in used), *decay, *stopping]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -324,8 +42,8 @@ class Entry:
         metric: Name of the published metric.
         metrics: Function that returns the metrics of a sequence model, or None for its defaults.
         channels: Number of input channels, or None for a language model.
-        training: `Training` of the paper.
-        fast: `Training` of this zoo's fast recipe, or None.
+        training: `Training` of the paper, or a function that returns it.
+        fast: The same of this zoo's fast recipe, or None.
         fast_arguments: {argument: value} of the fast recipe where it differs from the default.
     """
 
@@ -335,9 +53,9 @@ class Entry:
     metric: str
     metrics: Callable[[], list] | None
     channels: int | None
-    training: Training
-    fast: Training | None
-    fast_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    training: Training | Callable[[], Training]
+    fast: Training | Callable[[], Training] | None
+    fast_arguments: dict[str, Any]
 
     def training_by(self, setting: str | None) -> Training:
         """Returns the `Training` of a setting: None (the paper's) or `"fast"` (this zoo's).
@@ -345,12 +63,12 @@ class Entry:
         Raises:
             ValueError: The model has no such setting.
         """
-        if setting is None:
-            return self.training
-        check_choice("setting", setting, ("fast",))
-        if self.fast is None:
-            raise ValueError(f"{self.name} has no fast recipe. Omit `setting`.")
-        return self.fast
+        if setting is not None:
+            check_choice("setting", setting, ("fast",))
+            if self.fast is None:
+                raise ValueError(f"{self.name} has no fast recipe. Omit `setting`.")
+        training = self.training if setting is None else self.fast
+        return training() if callable(training) else training  # type: ignore[return-value]
 
     def arguments_by(self, setting: str | None) -> dict[str, Any]:
         """Returns {argument: value} of those arguments in which the settings differ."""
@@ -369,15 +87,13 @@ class Entry:
         return self.channels is None
 
     @property
-    def foreign_fields(self) -> tuple[str, ...]:
-        """The fields of `Training` that are for other kinds of models."""
-        own = (
-            (_TEXT_FIELDS, self.reads_text),
-            (_DEPTH_FIELDS, "aux_every" in self.arguments),
-            (_MUSIC_FIELDS, self.metric == "frame_nll"),
-            (_IMAGE_FIELDS, self.data in _IMAGES),
-        )
-        return sum((fields for fields, are_own in own if not are_own), ())
+    def stream_options(self) -> tuple[str, ...]:
+        """The options of the model's batches, see `Training.stream`."""
+        if self.reads_text:
+            return ("sequence_length", "context_length")
+        if self.metric == "frame_nll":
+            return ("transpose", "note_dropout")
+        return ("shift",) if self.data in _IMAGES else ()
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -386,13 +102,9 @@ class Entry:
         return {name: parameter.default for name, parameter in parameters.items()}
 
     @functools.cached_property
-    def options(self) -> dict[str, Any]:
-        """{name: type} of all options that `zoo.recipe` takes for the model."""
-        types = typing.get_type_hints(self.function)
-        training = typing.get_type_hints(Training)
-        training = {k: v for k, v in training.items() if k not in self.foreign_fields}
-        data: dict[str, Any] = dict.fromkeys(self.data_options, Any)  # the data set checks them
-        return {**data, **{name: types[name] for name in self.arguments}, **training, **_FIELDS}
+    def types(self) -> dict[str, Any]:
+        """{option: annotation} of the arguments and of the fields of a recipe."""
+        return {**typing.get_type_hints(self.function), **_FIELDS}
 
 
 _FIELDS: dict[str, Any] = {
@@ -447,7 +159,7 @@ class Recipe:
         return cls(
             entry=entry,
             arguments=entry.arguments,
-            training=entry.training,
+            training=entry.training_by(None),
             data=entry.data,
             data_options=entry.data_options,
             metric=entry.metric,
@@ -455,16 +167,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_choice("data", self.data, datasets.list_datasets())
-        _check("seed", self.seed, lambda value: value >= 0, "0 or more")
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0)
+        if unknown := self.training.stream.keys() - {*self.entry.stream_options}:
+            raise ValueError(f"{self.name} has no option {min(unknown)!r}.")
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
-            if self.training.sequence_length is None or self.training.context_length is None:
+            if len(self.training.stream) < 2:
                 raise ValueError("Text data need `sequence_length` and `context_length`.")
-            if self.stateful and self.training.context_length:
-                raise ValueError(
-                    "`context_length` must be 0 with stateful=True: a stateful model carries its "
-                    f"states instead. Received: {self.training.context_length}"
-                )
         elif self.metric != self.entry.metric:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
@@ -480,7 +190,12 @@ class Recipe:
         Raises:
             ValueError: An unknown option, an invalid value, or inconsistent options.
         """
-        options = _typed(self.entry, options)
+        setting = options.get("setting", self.setting)
+        training, arguments = self.training, self.arguments
+        if setting != self.setting:
+            training = self.entry.training_by(setting)
+            arguments = arguments | self.entry.arguments_by(setting)
+        options = self._checked(options, training)
         given = options.pop("data_options", {})
         for name in self.entry.data_options:
             if name in given and options.setdefault(name, given[name]) != given[name]:
@@ -490,21 +205,29 @@ class Recipe:
                 )
         kept = self.data_options if options.get("data", self.data) == self.data else {}
         known = {name: options[name] for name in self.entry.data_options if name in options}
-        training = {k: v for k, v in options.items() if k in Training.__dataclass_fields__}
         if options.get("stateful"):
-            training.setdefault("context_length", 0)
-        setting = options.get("setting", self.setting)
-        base, arguments = self.training, self.arguments
-        if setting != self.setting:
-            base = self.entry.training_by(setting)
-            arguments = arguments | self.entry.arguments_by(setting)
+            options.setdefault("context_length", 0)
+        stream = {k: options.get(k, training.stream.get(k)) for k in self.entry.stream_options}
+        stream = {name: value for name, value in stream.items() if value is not None}
+        own = {k: v for k, v in options.items() if k in training.option_names(options)}
         return dataclasses.replace(
             self,
             arguments={name: options.get(name, value) for name, value in arguments.items()},
-            training=base.replace(**training),
+            training=training.replace(**own, stream=stream),
             data_options={**kept, **given, **known},
             **{name: value for name, value in options.items() if name in _FIELDS},
         )
+
+    def _checked(self, options, training):
+        """Returns the options in the types of their annotations, or raises ValueError."""
+        entry = self.entry
+        known = [*entry.data_options, *entry.arguments, *entry.stream_options, *_FIELDS]
+        known += training.option_names(options)
+        for name in options:
+            if name not in known:
+                near = suggestion(name, known) or f" It has: {', '.join(known)}"
+                raise ValueError(f"{self.name} has no option {name!r}.{near}")
+        return _absolute({k: _checked(k, v, entry.types.get(k, Any)) for k, v in options.items()})
 
     @property
     def name(self) -> str:
@@ -628,34 +351,25 @@ class Recipe:
             target_counting: For text: `"all"`, or `"original"` to follow the authors' code,
                 see `data.TokenStream`.
             shuffle: Whether to read separate sequences in a new order in each epoch, which needs
-                the callback `data.EpochOrder`, and to augment them as specified in `training`.
+                the callback `data.EpochOrder`, and to augment them by `training.stream`.
                 Text is always read in order.
         """
-        batch_size = self.training.batch_size
+        batch_size, options = self.training.batch_size, self.training.stream
         if self.reads_text:
-            length, context = self.training.sequence_length, self.training.context_length
-            assert length is not None and context is not None  # by `__post_init__`
-            return TokenStream(
-                part,
-                batch_size,
-                length,
-                context_length=context,
-                stateful=self.stateful,
-                target_counting=target_counting,
-            )
+            counting: Any = {"target_counting": target_counting}
+            return TokenStream(part, batch_size, stateful=self.stateful, **options, **counting)
         if target_counting != "all":
             raise ValueError(f"`target_counting` is for text. Received: {target_counting!r}")
         order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
         stream: keras.utils.PyDataset
         if isinstance(part, list):
-            if shuffle:
-                order |= {name: getattr(self.training, name) or 0.0 for name in _MUSIC_FIELDS}
-            stream = PianoRollStream(part, batch_size, **order)
+            stream = PianoRollStream(part, batch_size, **order, **options if shuffle else {})
         else:
             x, y = part
-            shift = self.training.shift
-            if shuffle and shift is not None:
-                order["augment"] = functools.partial(datasets.shift_images, self.data, most=shift)
+            if shuffle and "shift" in options:
+                order["augment"] = functools.partial(
+                    datasets.shift_images, self.data, most=options["shift"]
+                )
             stream = SequenceStream(x, y, batch_size, **order)
         channels = stream[0][0].shape[-1]
         if channels != self.channels:
@@ -666,21 +380,27 @@ class Recipe:
         return stream
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns the schedule and the stopping rule as callbacks for `fit`."""
+        """Returns the callbacks of the training settings for `fit`."""
         return self.training.callbacks()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the recipe as a dict of JSON values, from which `recipe_from_dict` reads it."""
-        training = dataclasses.asdict(self.training)
-        training = {k: v for k, v in training.items() if k not in self.entry.foreign_fields}
         written = {
             "name": self.name,
             "trellis_keras": trellis_keras.__version__,
             "arguments": self.arguments,
-            "training": training,
+            "training": self.training.get_config(),
             **{name: getattr(self, name) for name in _FIELDS},
         }
         return json.loads(json.dumps(written))
+
+    def options(self) -> dict[str, Any]:
+        """Returns {option: value} of the whole recipe, as `zoo.recipe` takes them.
+
+        Arguments of the optimizer and the other objects are left out where they have their default
+        values.
+        """
+        return {**self._own_options(), **self.training.options()}
 
     def changes(self) -> dict[str, Any]:
         """Returns the options with which `zoo.recipe` returns this recipe.
@@ -688,23 +408,19 @@ class Recipe:
         They exclude arguments that a run takes from its data, and the paths of the data.
         """
         setting = {} if self.setting is None else {"setting": self.setting}
-        base = Recipe.published(self.entry).replace(**setting).options()
-        unused = _unused(dataclasses.asdict(self.training))
-        left_out = ("data_dir", "data_checksum", *_FROM_DATA, *unused)
-        return setting | {
-            name: value
-            for name, value in self.options().items()
-            if name not in left_out and value != base.get(name)
-        }
+        base = Recipe.published(self.entry).replace(**setting)
+        theirs = base._own_options()
+        own = self.training.changes(base.training)
+        own |= {k: v for k, v in self._own_options().items() if v != theirs.get(k)}
+        left_out = ("data_dir", "data_checksum", *_FROM_DATA)
+        return setting | {name: value for name, value in own.items() if name not in left_out}
 
-    def options(self) -> dict[str, Any]:
-        """Returns {option: value} of the whole recipe, as `zoo.recipe` takes them."""
+    def _own_options(self):
         written = self.to_dict()
         fields = {name: written[name] for name in _FIELDS}
         others = dict(fields["data_options"])
         known = {name: others.pop(name) for name in self.entry.data_options if name in others}
-        fields["data_options"] = others
-        return {**known, **written["arguments"], **written["training"], **fields}
+        return {**known, **written["arguments"], **fields, "data_options": others}
 
     def to_json(self) -> str:
         """Returns the recipe as JSON text."""
@@ -714,86 +430,41 @@ class Recipe:
 def check_choice(name: str, value: Any, choices: Collection) -> None:
     """Raises a `ValueError` unless the value is one of the choices."""
     if value not in choices:
-        words = [choice for choice in choices if choice is not None]
-        raise ValueError(
-            f"`{name}` must be one of {', '.join(map(str, sorted(words)))}. Received: {value!r}"
-        )
+        words = ", ".join(map(str, sorted(choices)))
+        raise ValueError(f"`{name}` must be one of {words}. Received: {value!r}")
 
 
-def _check(name, value, is_right, wording):
-    if value is not None and not is_right(value):
-        raise ValueError(f"`{name}` must be {wording}. Received: {value}")
-
-
-def _typed(entry, options):
-    """Returns the options in the types of their annotations, or raises ValueError."""
-    for name in options:
-        if name not in entry.options:
-            raise ValueError(_unknown(entry, name))
-    return _absolute({k: _in_type(entry.name, k, v, entry.options[k]) for k, v in options.items()})
-
-
-def _unknown(entry, name):
-    if name in _TEXT_FIELDS:
-        return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
-    if name in _DEPTH_FIELDS:
-        return f"`{name}` is an option of TrellisNets of text. Received: {entry.name}"
-    kinds = ((_MUSIC_FIELDS, "music"), (_IMAGE_FIELDS, "images"))
-    for fields, kind in kinds:
-        if name in fields:
-            return f"`{name}` is an option of models of {kind}. {entry.name} reads {entry.data}."
-    near = suggestion(name, entry.options)
-    return f"{entry.name} has no option {name!r}.{near or ' It has: ' + ', '.join(entry.options)}"
-
-
-_KINDS = {
+_KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
-    int: (numbers.Integral, "an integer"),
-    float: (numbers.Real, "a number"),
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
     str: (str, "text"),
     dict: (dict, 'a mapping such as {"path": "my.txt"}'),
-    tuple: ((list, tuple), "a list"),
-    type(None): (type(None), "none"),
+    tuple: ((list, tuple), "a list such as [2, 3]"),
+    types.NoneType: (types.NoneType, "none"),
 }
 
 
-def _in_type(model, name, value, wanted):
-    """Returns the value in the type of an annotation such as `int | None`, or raises."""
+def _checked(name, value, annotation):
+    """Returns a value in the type of an annotation such as `int | None`, or raises ValueError."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, dict):
         value = json.loads(json.dumps(value, default=os.fspath))  # as it is read back from JSON
-    if wanted is Any:
+    if annotation is Any:
         return value
-    kinds = typing.get_args(wanted) if _is_union(wanted) else (wanted,)
+    is_union = isinstance(annotation, types.UnionType)
+    kinds = typing.get_args(annotation) if is_union else (annotation,)
+    kinds = [typing.get_origin(kind) or kind for kind in kinds]
     for kind in kinds:
-        plain = typing.get_origin(kind) or kind
-        if plain is tuple and isinstance(value, (list, tuple)):
-            item = typing.get_args(kind)[0]
-            if all(_is_a(item, one) for one in value):
-                return tuple(item(one) for one in value)
-        elif plain is not tuple and _is_a(plain, value):
-            return value if value is None else plain(value)
-    wording = " or ".join(map(_wording, kinds))
-    raise ValueError(f"{model}: `{name}` must be {wording}. Received: {value!r}")
-
-
-def _wording(kind):
-    if typing.get_origin(kind) is not tuple:
-        return _KINDS[kind][1]
-    examples = {int: "[2, 3]", float: "[0.1, 0.5, 0.9]", str: '["a", "b"]'}
-    return f"a list such as {examples[typing.get_args(kind)[0]]}"
-
-
-def _is_union(annotation):
-    return typing.get_origin(annotation) is not tuple and bool(typing.get_args(annotation))
-
-
-def _is_a(kind, value):
-    # In Python, True and False are also integers.
-    if isinstance(value, bool) != (kind is bool):
-        return False
-    return isinstance(value, _KINDS[kind][0]) and (kind is not float or abs(value) < math.inf)
+        # In Python, True and False are also integers.
+        if isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
+            if kind is not float or math.isfinite(value):
+                return None if value is None else kind(value)
+    wording = " or ".join(_KINDS[kind][1] for kind in kinds)
+    raise ValueError(f"`{name}` must be {wording}. Received: {value!r}")
 
 
 def _absolute(options):

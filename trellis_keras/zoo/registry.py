@@ -1,5 +1,6 @@
 """The models of the zoo by name."""
 
+import dataclasses
 import fnmatch
 import functools
 import inspect
@@ -12,7 +13,8 @@ import keras
 from trellis_keras.layers import seeds
 from trellis_keras.zoo import results, run
 from trellis_keras.zoo.datasets.registry import suggestion
-from trellis_keras.zoo.recipe import Entry, Recipe, Training
+from trellis_keras.zoo.recipe import Entry, Recipe
+from trellis_keras.zoo.training_settings import Training
 
 _ENTRIES: dict[str, Entry] = {}
 
@@ -21,8 +23,8 @@ def register(
     *,
     data: str,
     metric: str,
-    training: Training,
-    fast: Training | None = None,
+    training: Training | Callable[[], Training],
+    fast: Training | Callable[[], Training] | None = None,
     fast_arguments: dict[str, Any] | None = None,
     data_options: dict[str, Any] | None = None,
     channels: int | None = None,
@@ -37,8 +39,10 @@ def register(
     Args:
         data: Name of the data set, see `zoo.datasets.load`.
         metric: Name of the published metric.
-        training: `Training` of the published recipe.
-        fast: `Training` for `setting="fast"`. Defaults to None, no such setting.
+        training: `Training` of the published recipe, or a function that returns it: the variables
+            of its optimizer are then created when they are needed, not when the model is
+            registered.
+        fast: The same for `setting="fast"`. Defaults to None, no such setting.
         fast_arguments: {argument: value} of `setting="fast"` where it differs from the function's
             default, such as initial biases. Defaults to None.
         data_options: Published options of the data set. `zoo.recipe` takes them like the
@@ -57,7 +61,7 @@ def register(
     ...     data_options={"T": 100},
     ...     metric="mse",
     ...     channels=2,
-    ...     training=Training(optimizer="adam", learning_rate=1e-3, batch_size=32, epochs=10),
+    ...     training=Training(optimizer=Adam(1e-3), batch_size=32, epochs=10),
     ... )
     ... def my_adding(units: int = 16, seed: int | None = 0):
     ...     return SequenceRegressor(keras.layers.GRU(units), seed=seed)
@@ -92,13 +96,13 @@ def _function(entry):
     def build(*, weights=None, vocabulary=None, **options):
         if vocabulary is not None and not entry.reads_text:
             raise ValueError(f"{entry.name} is not a language model: it takes no `vocabulary`.")
-        for option in options.keys() & entry.options.keys():
-            if option not in entry.arguments and option not in ("dtype_policy", "jit_compile"):
-                raise ValueError(
-                    f"`{option}` is an option of the recipe, not an argument of the model: use "
-                    f"zoo.recipe({entry.name!r}, {option}={options[option]!r}).build()"
-                )
-        return recipe(entry.name, **options).build(weights=weights, vocabulary=vocabulary)
+        chosen = recipe(entry.name, **options)
+        for option in options.keys() - {*entry.arguments, "dtype_policy", "jit_compile"}:
+            raise ValueError(
+                f"`{option}` is an option of the recipe, not an argument of the model: use "
+                f"zoo.recipe({entry.name!r}, {option}={options[option]!r}).build()"
+            )
+        return chosen.build(weights=weights, vocabulary=vocabulary)
 
     signature = inspect.signature(entry.function)
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -109,6 +113,35 @@ def _function(entry):
     return build
 
 
+def like(
+    builder: Callable[..., keras.Model], **defaults: Any
+) -> Callable[[Callable[[], None]], Callable[..., keras.Model]]:
+    """Returns a decorator that makes an empty function a row of a paper's table.
+
+    The function keeps its name and docstring, and builds a model of a family with other defaults.
+
+    Args:
+        builder: Function with the arguments of the whole family, or the model of the zoo that it
+            is registered as.
+        **defaults: Defaults that differ from the builder's.
+
+    Example:
+
+    >>> def mlp(units: int = 2):
+    ...     return f"MLP of {units} units"
+    >>> @like(mlp, units=9)
+    ... def wide_mlp():
+    ...     "A wide MLP."
+    >>> inspect.signature(wide_mlp), wide_mlp(units=8)
+    (<Signature (units: int = 9)>, 'MLP of 8 units')
+    """
+
+    def decorator(row):
+        return with_defaults(builder, row.__name__, row.__doc__, **defaults)
+
+    return decorator
+
+
 def with_defaults(
     builder: Callable[..., keras.Model],
     name: str,
@@ -116,24 +149,15 @@ def with_defaults(
     fixed: dict[str, Any] | None = None,
     **defaults: Any,
 ) -> Callable[..., keras.Model]:
-    """Returns a function that builds a model of a family: a row of a paper's table.
+    """Returns a function with a builder's arguments and other defaults, see `like`.
 
     Args:
-        builder: Function with the arguments of the whole family, or the model of the zoo that it
-            is registered as.
+        builder: As in `like`.
         name: Name of the function.
         doc: Its docstring.
         fixed: {argument: value} of the builder's arguments that the function does not take.
             Defaults to None, it takes all.
-        **defaults: Defaults that differ from the builder's.
-
-    Example:
-
-    >>> def mlp(kind, units: int = 2):
-    ...     return f"{kind} of {units} units"
-    >>> wide = with_defaults(mlp, "wide_mlp", "A wide MLP.", {"kind": "MLP"}, units=9)
-    >>> inspect.signature(wide), wide(units=8)
-    (<Signature (units: int = 9)>, 'MLP of 8 units')
+        **defaults: As in `like`.
     """
     builder, fixed = inspect.unwrap(builder), fixed or {}
     signature = inspect.signature(builder)
@@ -188,9 +212,10 @@ def recipe(name: str, **options: Any) -> Recipe:
     Args:
         name: One of `list_models()`.
         **options: Values that differ from the published ones: arguments of the model, fields of its
-            `Training`, options of its data, and `data`, `data_options`, `data_dir`, `metric`,
-            `dtype_policy` or `jit_compile`. `setting="fast"` trains the same network with this
-            zoo's fast recipe, if it has one, instead of the paper's.
+            `Training` and arguments of their objects, options of its data, and `data`,
+            `data_options`, `data_dir`, `metric`, `dtype_policy` or `jit_compile`.
+            `setting="fast"` trains the same network with this zoo's fast recipe, if it has one,
+            instead of the paper's.
 
     Raises:
         ValueError: An unknown name or option, an invalid value, or inconsistent options.
@@ -199,8 +224,8 @@ def recipe(name: str, **options: Any) -> Recipe:
 
     >>> recipe("trellisnet_ptb").training.epochs
     500
-    >>> recipe("tcn_jsb").training.optimizer, recipe("tcn_jsb", setting="fast").training.optimizer
-    ('adam', 'adamw')
+    >>> recipe("tcn_jsb", setting="fast", epochs=3).training.options()["optimizer"]
+    'adamw'
     """
     return Recipe.published(_entry(name)).replace(**options)
 
@@ -212,8 +237,9 @@ def recipe_from_dict(written: dict[str, Any]) -> Recipe:
         ValueError, KeyError or TypeError: It is not a recipe of this version.
     """
     options = {k: v for k, v in written.items() if k not in ("name", "trellis_keras")}
-    options |= options.pop("arguments") | options.pop("training")
-    return recipe(written["name"], **options)
+    training = Training.from_config(options.pop("training"))
+    found = recipe(written["name"], **options.pop("arguments"), **options)
+    return dataclasses.replace(found, training=training)
 
 
 def read_recipe(folder: str | os.PathLike) -> Recipe:
@@ -278,18 +304,11 @@ def published_value(recipe: Recipe) -> results.Published | None:
     names = {"metric", "data"}.union(
         own.data_options, recipe.data_options, *(row.setting for row in rows)
     ) - {"files"}
-    theirs, ours = _flat(own), _flat(recipe)
+    theirs, ours = (one.options() | one.data_options for one in (own, recipe))
     for row in rows:
         if all((theirs | row.setting).get(name) == ours.get(name) for name in names):
             return row
     return None
-
-
-def _flat(recipe):
-    flat = recipe.to_dict()
-    for part in ("arguments", "training", "data_options"):
-        flat |= flat.pop(part)
-    return flat
 
 
 def table(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:

@@ -1,5 +1,6 @@
 """The TCN paper's models (Bai et al. 2018): its TCNs, and the LSTM, GRU and RNN baselines."""
 
+import functools
 from typing import Any
 
 import keras
@@ -13,9 +14,11 @@ from trellis_keras.models import (
     SequenceClassifier,
     SequenceRegressor,
 )
+from trellis_keras.training import SGD, Adam, PlateauDecay, RMSprop, StepDecay
 from trellis_keras.types import Tensor
-from trellis_keras.zoo.recipe import Training, check_choice
-from trellis_keras.zoo.registry import register, sub_seed, with_defaults
+from trellis_keras.zoo.recipe import check_choice
+from trellis_keras.zoo.registry import like, register, sub_seed, with_defaults
+from trellis_keras.zoo.training_settings import Training, adamw_cycle, one_cycle
 from trellis_keras.zoo.trellisnet import adaptive_softmax
 
 __all__ = [
@@ -59,60 +62,99 @@ __all__ = [
     "tcn_wt103",
 ]
 
-# Data, batches and schedule of each benchmark, shared by all its models
+# Data of each benchmark, shared by all its models
 
-_WORST_OF_THREE: dict[str, Any] = {
-    "schedule": "worst_of_last",
-    "decay_factor": 0.1,
-    "decay_window": 3,
-    "decay_strict": True,
-}
 _ADDING: dict[str, Any] = {
     "data": "adding",
     "data_options": {"T": 600},
     "metric": "mse",
     "channels": 2,
 }
-_ADDING_BATCHES: dict[str, Any] = {"batch_size": 32, "epochs": 10}
-_FAST_SYNTHETIC = Training(  # of adding, with 1,563 steps an epoch
-    optimizer="adam",
-    learning_rate=2e-3,
-    clip_norm=1.0,
-    batch_size=32,
-    epochs=25,
-    schedule="cosine",
-    warmup_steps=1_500,
-    decay_steps=37_575,
-)
+_COPY_MEMORY: dict[str, Any] = {
+    "data": "copy_memory",
+    "data_options": {"T": 1000},
+    "metric": "cross_entropy",
+    "channels": 1,
+    "metrics": lambda: [
+        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+        DigitsRecalled(),
+    ],
+}
 _SEQ_MNIST: dict[str, Any] = {"data": "seq_mnist", "metric": "accuracy", "channels": 1}
 _PERMUTED_MNIST: dict[str, Any] = {"data": "permuted_mnist", "metric": "accuracy", "channels": 1}
-_MNIST_BATCHES: dict[str, Any] = {
-    "batch_size": 64,
-    "epochs": 20,
-    "schedule": "steps",
-    "decay_factor": 0.1,
-    "decay_epochs": (10,),
-}
 _JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
 _NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
-_MUSIC_BATCHES: dict[str, Any] = {"batch_size": 1, "epochs": 100, **_WORST_OF_THREE}
-# `setting="fast"`: one cycle of the learning rate, mostly by AdamW.
-_FAST: dict[str, Any] = {"optimizer": "adamw", "weight_decay": 0.02, "schedule": "cosine"}
-_FAST_MUSIC: dict[str, Any] = {**_FAST, "clip_norm": 0.4, "batch_size": 4, "note_dropout": 0.1}
 _PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity"}
-_WORD_SCHEDULE: dict[str, Any] = {
-    "epochs": 100,
-    "schedule": "worst_of_last",
-    "decay_factor": 0.5,
-    "decay_window": 5,
-    "decay_strict": False,
-}
-_WORD_SEGMENTS: dict[str, Any] = {"batch_size": 16, "sequence_length": 80, "context_length": 40}
-_WORD_BATCHES: dict[str, Any] = {**_WORD_SEGMENTS, **_WORD_SCHEDULE}
 _CHAR_PTB: dict[str, Any] = {"data": "char_ptb", "metric": "bpc"}
 _TEXT8: dict[str, Any] = {"data": "text8", "metric": "bpc"}
-_CHAR_SEGMENTS: dict[str, Any] = {"batch_size": 32, "sequence_length": 400, "context_length": 80}
-_CHAR_BATCHES: dict[str, Any] = {**_CHAR_SEGMENTS, "epochs": 100, **_WORST_OF_THREE}
+
+
+# Training, with the batches and schedule of each benchmark
+
+
+def _on_adding(clip_norm=None):
+    return Training(optimizer=Adam(2e-3, clip_norm=clip_norm), batch_size=32, epochs=10)
+
+
+def _on_copy_memory():
+    # Table 3 says "RMSprop/Adam" for the recurrent networks, without a rate: they use the TCN's.
+    return Training(optimizer=RMSprop(5e-4, clip_norm=1.0), batch_size=32, epochs=50)
+
+
+def _on_mnist(optimizer):
+    decay = StepDecay(epochs=(10,), factor=0.1)
+    return Training(optimizer=optimizer, schedule=decay, batch_size=64, epochs=20)
+
+
+def _worst_of_three():
+    return PlateauDecay(factor=0.1, rule="worst_of_last", window=3, strict=True, verbose=1)
+
+
+def _on_music(learning_rate, clip_norm):
+    return Training(
+        optimizer=Adam(learning_rate, clip_norm=clip_norm),
+        schedule=_worst_of_three(),
+        batch_size=1,
+        epochs=100,
+    )
+
+
+_WORD_SEGMENTS: dict[str, Any] = {"sequence_length": 80, "context_length": 40}
+_CHAR_SEGMENTS: dict[str, Any] = {"sequence_length": 400, "context_length": 80}
+
+
+def _on_words(learning_rate, clip_norm, batch_size=16, **segments):
+    return Training(
+        optimizer=SGD(learning_rate, clip_norm=clip_norm),
+        schedule=PlateauDecay(factor=0.5, rule="worst_of_last", window=5, strict=False, verbose=1),
+        batch_size=batch_size,
+        epochs=100,
+        stream=segments or _WORD_SEGMENTS,
+    )
+
+
+def _on_characters(learning_rate, clip_norm):
+    return Training(
+        optimizer=Adam(learning_rate, clip_norm=clip_norm),
+        schedule=_worst_of_three(),
+        batch_size=32,
+        epochs=100,
+        stream=_CHAR_SEGMENTS,
+    )
+
+
+# `setting="fast"`: one cycle of the learning rate, mostly by AdamW.
+
+
+def _fast_synthetic(epochs, warmup_steps, decay_steps):
+    rate = one_cycle(2e-3, warmup_steps=warmup_steps, decay_steps=decay_steps)
+    return Training(optimizer=Adam(rate, clip_norm=1.0), batch_size=32, epochs=epochs)
+
+
+_fast_adding = functools.partial(_fast_synthetic, 25, 1_500, 37_575)  # 1,563 steps an epoch
+_fast_copy_memory = functools.partial(_fast_synthetic, 50, 600, 15_050)  # 313 steps an epoch
+_fast = functools.partial(adamw_cycle, weight_decay=0.02, clip_norm=1.0)
+_fast_music = functools.partial(_fast, clip_norm=0.4, batch_size=4, note_dropout=0.1)
 
 
 # Heads, shared by all models of a benchmark
@@ -167,11 +209,7 @@ def _tcn(
     )
 
 
-@register(
-    **_ADDING,
-    training=Training(optimizer="adam", learning_rate=2e-3, **_ADDING_BATCHES),
-    fast=_FAST_SYNTHETIC,
-)
+@register(**_ADDING, training=_on_adding, fast=_fast_adding)
 def tcn_adding(
     kernel_size: int = 8,
     depth: int = 8,
@@ -216,26 +254,7 @@ def tcn_adding(
     return _sum(backbone, seed)
 
 
-# Table 3 says "RMSprop/Adam" for the recurrent networks, without a rate: they use the TCN's.
-_COPY_MEMORY: dict[str, Any] = {
-    "data": "copy_memory",
-    "data_options": {"T": 1000},
-    "metric": "cross_entropy",
-    "channels": 1,
-    "metrics": lambda: [
-        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-        DigitsRecalled(),
-    ],
-    "training": Training(
-        optimizer="rmsprop", learning_rate=5e-4, clip_norm=1.0, batch_size=32, epochs=50
-    ),
-}
-_FAST_COPY_MEMORY = _FAST_SYNTHETIC.replace(  # 313 steps an epoch
-    epochs=50, warmup_steps=600, decay_steps=15_050
-)
-
-
-@register(**_COPY_MEMORY, fast=_FAST_COPY_MEMORY)
+@register(**_COPY_MEMORY, training=_on_copy_memory, fast=_fast_copy_memory)
 def tcn_copy_memory(
     kernel_size: int = 8,
     depth: int = 8,
@@ -264,21 +283,11 @@ def tcn_copy_memory(
     return _copy(backbone, seed)
 
 
-_TCN_MNIST = Training(optimizer="adam", learning_rate=2e-3, **_MNIST_BATCHES)
-
-
 @register(
     **_SEQ_MNIST,
-    training=_TCN_MNIST,
-    fast=Training(  # 860 steps an epoch
-        **_FAST,
-        learning_rate=4e-3,
-        clip_norm=1.0,
-        batch_size=64,
-        epochs=20,
-        shift=1,
-        warmup_steps=1_700,
-        decay_steps=15_500,
+    training=lambda: _on_mnist(Adam(2e-3)),
+    fast=lambda: _fast(  # 860 steps an epoch
+        4e-3, batch_size=64, epochs=20, shift=1, warmup_steps=1_700, decay_steps=15_500
     ),
 )
 def tcn_seq_mnist(
@@ -306,16 +315,9 @@ def tcn_seq_mnist(
     return _digit(backbone, seed)
 
 
-@register(**_PERMUTED_MNIST, training=_TCN_MNIST)
-def tcn_permuted_mnist(
-    kernel_size: int = 7,
-    depth: int = 8,
-    filters: int = 25,
-    dropout: float = 0.0,
-    dropout_kind: str = "element",
-    activation: str = "relu",
-    seed: int | None = 0,
-) -> SequenceClassifier:
+@register(**_PERMUTED_MNIST, training=lambda: _on_mnist(Adam(2e-3)))
+@like(tcn_seq_mnist)
+def tcn_permuted_mnist() -> None:
     """TCN on permuted MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 70K (Table 4 states 42K). The paper's permutation is not published, see
@@ -323,25 +325,13 @@ def tcn_permuted_mnist(
 
     Arguments as in `tcn_adding`.
     """
-    backbone = _tcn(
-        filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=False
-    )
-    return _digit(backbone, seed)
-
-
-_TCN_MUSIC = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.4, **_MUSIC_BATCHES)
 
 
 @register(
     **_JSB,
-    training=_TCN_MUSIC,
-    fast=Training(  # 59 steps an epoch
-        **_FAST_MUSIC,
-        learning_rate=8e-3,
-        epochs=140,
-        transpose=0.3,
-        warmup_steps=800,
-        decay_steps=7_460,
+    training=lambda: _on_music(2e-3, clip_norm=0.4),
+    fast=lambda: _fast_music(  # 59 steps an epoch
+        8e-3, epochs=140, transpose=0.3, warmup_steps=800, decay_steps=7_460
     ),
 )
 def tcn_jsb(
@@ -367,20 +357,13 @@ def tcn_jsb(
 
 @register(
     **_NOTTINGHAM,
-    training=_TCN_MUSIC,
-    fast=Training(  # 174 steps an epoch
-        **_FAST_MUSIC, learning_rate=4e-3, epochs=40, warmup_steps=700, decay_steps=6_260
+    training=lambda: _on_music(2e-3, clip_norm=0.4),
+    fast=lambda: _fast_music(  # 174 steps an epoch
+        4e-3, epochs=40, warmup_steps=700, decay_steps=6_260
     ),
 )
-def tcn_nottingham(
-    kernel_size: int = 6,
-    depth: int = 4,
-    filters: int = 150,
-    dropout: float = 0.2,
-    dropout_kind: str = "element",
-    activation: str = "relu",
-    seed: int | None = 0,
-) -> PolyphonicModel:
+@like(tcn_jsb, kernel_size=6, depth=4, dropout=0.2)
+def tcn_nottingham() -> None:
     """TCN on Nottingham, 1.05M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 1M, which takes 146 filters. With `activation="glu"` (Table 5), `filters=105` gives
@@ -388,46 +371,19 @@ def tcn_nottingham(
 
     Arguments as in `tcn_adding`.
     """
-    backbone = _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _music(backbone, seed)
 
 
 # TCN language models
 
 
-def _text(
-    backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed, cutoffs=()
-):
-    check_choice("initial_embedding", initial_embedding, ("normal", "uniform"))
-    if initial_embedding == "normal":
-        embeddings = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
-    else:
-        embeddings = keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
-    return LanguageModel(
-        vocabulary_size,
-        embedding_dim,
-        backbone,
-        head=adaptive_softmax(vocabulary_size, cutoffs, seed),
-        input_dropout=input_dropout,
-        input_dropout_kind="element",
-        embeddings_initializer=embeddings,
-        seed=seed,
-    )
-
-
-_SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 4.0, "clip_norm": 0.4}
-
-
 @register(
     **_PTB,
-    training=Training(**_SGD, **_WORD_BATCHES),
-    fast=Training(  # 1,453 steps an epoch
-        **_SGD,
-        **_WORD_SEGMENTS,
+    training=lambda: _on_words(4.0, clip_norm=0.4),
+    fast=lambda: Training(  # 1,453 steps an epoch
+        optimizer=SGD(one_cycle(4.0, warmup_steps=1_453, decay_steps=56_667), clip_norm=0.4),
+        batch_size=16,
         epochs=40,
-        schedule="cosine",
-        warmup_steps=1_453,
-        decay_steps=56_667,
+        stream=_WORD_SEGMENTS,
     ),
 )
 def tcn_ptb(
@@ -439,6 +395,7 @@ def tcn_ptb(
     dropout_kind: str = "element",
     input_dropout: float = 0.25,
     activation: str = "relu",
+    cutoffs: tuple[int, ...] = (),
     initial_embedding: str = "normal",
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
@@ -462,6 +419,8 @@ def tcn_ptb(
         input_dropout: Element-wise dropout rate of the embedded input.
         activation: `"relu"`, or `"glu"` for the gated network of Table 5, which has nearly twice
             the parameters at the same width.
+        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
+            words sorted by decreasing frequency; `()` is a full softmax.
         initial_embedding: `"normal"`, N(0, 0.01), as in the authors' word-level programs, or
             `"uniform"`, U(-0.1, 0.1), as in the character-level program.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
@@ -474,26 +433,35 @@ def tcn_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
+    check_choice("initial_embedding", initial_embedding, ("normal", "uniform"))
+    if initial_embedding == "normal":
+        embeddings = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+    else:
+        embeddings = keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
     widths = [filters] * (depth - 1) + [embedding_dim]
-    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
+    return LanguageModel(
+        vocabulary_size,
+        embedding_dim,
+        _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed),
+        head=adaptive_softmax(vocabulary_size, cutoffs, seed),
+        input_dropout=input_dropout,
+        input_dropout_kind="element",
+        embeddings_initializer=embeddings,
+        seed=seed,
+    )
 
 
-@register(data="wt103", metric="perplexity", training=Training(**_SGD, **_WORD_BATCHES))
-def tcn_wt103(
-    kernel_size: int = 3,
-    depth: int = 5,
-    filters: int = 1000,
-    embedding_dim: int = 400,
-    dropout: float = 0.4,
-    dropout_kind: str = "element",
-    input_dropout: float = 0.25,
-    activation: str = "relu",
-    cutoffs: tuple[int, ...] = (2_800, 20_000, 76_000),
-    initial_embedding: str = "normal",
-    vocabulary_size: int = 267_735,
-    seed: int | None = 0,
-) -> LanguageModel:
+@register(data="wt103", metric="perplexity", training=lambda: _on_words(4.0, clip_norm=0.4))
+@like(
+    tcn_ptb,
+    depth=5,
+    filters=1000,
+    embedding_dim=400,
+    dropout=0.4,
+    cutoffs=(2_800, 20_000, 76_000),
+    vocabulary_size=267_735,
+)
+def tcn_wt103() -> None:
     """TCN on WikiText-103, 132.1M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 148M, which takes `kernel_size=5` or `filters=1308`. The paper's row has dropout 0.4
@@ -501,38 +469,28 @@ def tcn_wt103(
     does not describe the softmax: the clusters are those of `trellisnet_wt103`. With `cutoffs=()`
     it is a full softmax (132,060,735 parameters). Everything else is as in `tcn_ptb`.
 
-    Args:
-        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
-            words sorted by decreasing frequency; `()` is a full softmax.
-        **: As in `tcn_ptb`.
+    Arguments as in `tcn_ptb`.
     """
-    widths = [filters] * (depth - 1) + [embedding_dim]
-    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _text(
-        backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed, cutoffs
-    )
 
 
 @register(
     data="lambada",
     metric="perplexity",
-    training=Training(
-        **_SGD, **_WORD_SCHEDULE, batch_size=20, sequence_length=100, context_length=50
+    training=lambda: _on_words(
+        4.0, clip_norm=0.4, batch_size=20, sequence_length=100, context_length=50
     ),
 )
-def tcn_lambada(
-    kernel_size: int = 4,
-    depth: int = 5,
-    filters: int = 500,
-    embedding_dim: int = 500,
-    dropout: float = 0.4,
-    dropout_kind: str = "element",
-    input_dropout: float = 0.1,
-    activation: str = "relu",
-    initial_embedding: str = "normal",
-    vocabulary_size: int = 93_215,
-    seed: int | None = 0,
-) -> LanguageModel:
+@like(
+    tcn_ptb,
+    kernel_size=4,
+    depth=5,
+    filters=500,
+    embedding_dim=500,
+    dropout=0.4,
+    input_dropout=0.1,
+    vocabulary_size=93_215,
+)
+def tcn_lambada() -> None:
     """TCN on LAMBADA, 56.7M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: perplexity 1279 on the last words. The vocabulary of 93,215 words is the data set's
@@ -547,40 +505,33 @@ def tcn_lambada(
 
     Arguments as in `tcn_ptb`.
     """
-    widths = [filters] * (depth - 1) + [embedding_dim]
-    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
-
-
-_TCN_CHARACTERS = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.15, **_CHAR_BATCHES)
 
 
 @register(
     **_CHAR_PTB,
-    training=_TCN_CHARACTERS,
-    fast=Training(  # 495 steps an epoch
-        **_FAST | {"weight_decay": 0.01},
-        **_CHAR_SEGMENTS,
-        learning_rate=4e-3,
+    training=lambda: _on_characters(2e-3, clip_norm=0.15),
+    fast=lambda: adamw_cycle(  # 495 steps an epoch
+        4e-3,
+        weight_decay=0.01,
         clip_norm=0.5,
+        batch_size=32,
         epochs=32,
+        **_CHAR_SEGMENTS,
         warmup_steps=495,
         decay_steps=15_345,
     ),
 )
-def tcn_char_ptb(
-    kernel_size: int = 3,
-    depth: int = 3,
-    filters: int = 450,
-    embedding_dim: int = 100,
-    dropout: float = 0.1,
-    dropout_kind: str = "element",
-    input_dropout: float = 0.1,
-    activation: str = "relu",
-    initial_embedding: str = "uniform",
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
+@like(
+    tcn_ptb,
+    depth=3,
+    filters=450,
+    embedding_dim=100,
+    dropout=0.1,
+    input_dropout=0.1,
+    initial_embedding="uniform",
+    vocabulary_size=50,
+)
+def tcn_char_ptb() -> None:
     """TCN on character-level Penn Treebank, 2.2M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 3M, which takes 531 filters. Segments of 400 characters with 320 scored, input
@@ -589,25 +540,11 @@ def tcn_char_ptb(
 
     Arguments as in `tcn_ptb`.
     """
-    widths = [filters] * (depth - 1) + [embedding_dim]
-    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
 
 
-@register(**_TEXT8, training=_TCN_CHARACTERS)
-def tcn_text8(
-    kernel_size: int = 2,
-    depth: int = 5,
-    filters: int = 520,
-    embedding_dim: int = 100,
-    dropout: float = 0.1,
-    dropout_kind: str = "element",
-    input_dropout: float = 0.1,
-    activation: str = "relu",
-    initial_embedding: str = "uniform",
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
+@register(**_TEXT8, training=lambda: _on_characters(2e-3, clip_norm=0.15))
+@like(tcn_char_ptb, kernel_size=2, depth=5, filters=520, vocabulary_size=27)
+def tcn_text8() -> None:
     """TCN on text8, 4.1M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 4.6M and 5M (550 filters give 4.6M). The paper's row has embedding, dropout and clip
@@ -616,9 +553,6 @@ def tcn_text8(
 
     Arguments as in `tcn_ptb`.
     """
-    widths = [filters] * (depth - 1) + [embedding_dim]
-    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
 
 
 # Recurrent baselines
@@ -697,16 +631,15 @@ class ChronoBias(keras.initializers.Initializer):
 
 def _gate_bias(forget_bias, steps, seed):
     """Returns the initializer of an LSTM's biases."""
-    if forget_bias == "chrono":
+    if forget_bias == "chrono" and steps is not None:
         return ChronoBias(steps, seed)
     if isinstance(forget_bias, str):
-        raise ValueError(f'`forget_bias` must be a number or "chrono". Received: {forget_bias!r}')
+        chrono = "" if steps is None else ' or "chrono"'
+        raise ValueError(f"`forget_bias` must be a number{chrono}. Received: {forget_bias!r}")
     return ForgetBias(forget_bias)
 
 
-def _recurrent(
-    cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, return_sequences=True
-):
+def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, last_only=False):
     """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout.
 
     `steps` is the length of the sequences for `forget_bias="chrono"`.
@@ -729,20 +662,37 @@ def _recurrent(
             options |= {"unit_forget_bias": False, "bias_initializer": bias}
             stack.append(keras.layers.LSTM(hidden_units, **options))
         stack.append(Dropout(dropout, seed=sub_seed(seed, 100 + i)))
-    return StackedRNN(stack, return_sequences=return_sequences, name="recurrent")
+    return StackedRNN(stack, return_sequences=not last_only, name="recurrent")
 
 
-def _recurrent_language_model(
+def _of_sequences(
     cell,
-    layers,
-    hidden_units,
-    embedding_dim,
-    dropout,
-    forget_bias,
-    vocabulary_size,
-    seed,
-    tie_embeddings=False,
-):
+    head,
+    steps,
+    last_only,
+    layers: int = 1,
+    hidden_units: int = 130,
+    dropout: float = 0.0,
+    forget_bias: float | str = 1.0,
+    seed: int | None = 0,
+) -> keras.Model:
+    """A head on the recurrent layers."""
+    backbone = _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps, last_only)
+    return head(backbone, seed)
+
+
+def _of_text(
+    cell,
+    tie_embeddings,
+    layers: int = 2,
+    hidden_units: int = 600,
+    embedding_dim: int = 120,
+    dropout: float = 0.1,
+    forget_bias: float = 1.0,
+    vocabulary_size: int = 50,
+    seed: int | None = 0,
+) -> LanguageModel:
+    """A language model of the recurrent layers."""
     head = None
     if not tie_embeddings:
         kernel = keras.initializers.RandomUniform(-0.1, 0.1, seed=sub_seed(seed, 5))
@@ -750,7 +700,7 @@ def _recurrent_language_model(
     return LanguageModel(
         vocabulary_size,
         embedding_dim,
-        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed),
+        _stack(cell, layers, hidden_units, dropout, forget_bias, seed),
         head=head,
         tie_embeddings=tie_embeddings,
         embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed),
@@ -758,20 +708,35 @@ def _recurrent_language_model(
     )
 
 
-def _baselines(lstm, benchmark, gru, rnn, fast=(None, None, None), fast_forget_bias=None, **entry):
+def _baselines(
+    task,
+    words,
+    lstm_doc,
+    *,
+    fixed,
+    lstm,
+    gru,
+    rnn,
+    fast=(None, None, None),
+    fast_forget_bias=None,
+    builder=_of_sequences,
+    **entry,
+):
     """Registers the LSTM, GRU and RNN of a benchmark, and returns their functions.
 
     Args:
-        lstm: Function with the LSTM's arguments and docstring, and the argument `cell`.
-        benchmark: (end of the models' names, benchmark as in their docstrings).
-        gru, rnn: (number of parameters, {argument: value} where it differs from the LSTM's).
+        task, words: The benchmark in the names of the models, and in their docstrings.
+        lstm_doc: Docstring of the LSTM.
+        fixed: {argument: value} of the builder's arguments that the models do not take.
+        lstm: {argument: default} of the LSTM where it differs from the builder's.
+        gru, rnn: (number of parameters, {argument: default} where it differs from the LSTM's).
         fast: `Training` of `setting="fast"` for each of the three cells, or None.
         fast_forget_bias: `forget_bias` of the LSTM with `setting="fast"`. Defaults to the same.
+        builder: `_of_sequences` or `_of_text`.
         **entry: As in `register`.
     """
-    task, words = benchmark
     bias = {} if fast_forget_bias is None else {"forget_bias": fast_forget_bias}
-    made = with_defaults(lstm, f"lstm_{task}", lstm.__doc__, {"cell": "lstm"})
+    made = with_defaults(builder, f"lstm_{task}", lstm_doc, {"cell": "lstm", **fixed}, **lstm)
     functions = [register(**entry, fast=fast[0], fast_arguments=bias)(made)]
     for cell, (size, widths), training in (("gru", gru, fast[1]), ("rnn", rnn, fast[2])):
         doc = f"""{cell.upper()} on {words}, {size} parameters (Bai et al. 2018, Table 1).
@@ -780,20 +745,16 @@ def _baselines(lstm, benchmark, gru, rnn, fast=(None, None, None), fast_forget_b
 
     Arguments as in `lstm_{task}`.
     """
-        fixed = {"cell": cell, "forget_bias": None}
-        made = with_defaults(lstm, f"{cell}_{task}", doc, fixed, **widths)
+        given = {"cell": cell, **fixed, "forget_bias": None}
+        defaults = {k: v for k, v in {**lstm, **widths}.items() if k != "forget_bias"}
+        made = with_defaults(builder, f"{cell}_{task}", doc, given, **defaults)
         functions.append(register(**entry, fast=training)(made))
     return functions
 
 
-def _adding_baseline(
-    cell,
-    layers: int = 1,
-    hidden_units: int = 130,
-    dropout: float = 0.0,
-    forget_bias: float | str = 1.0,
-    seed: int | None = 0,
-) -> SequenceRegressor:
+lstm_adding, gru_adding, rnn_adding = _baselines(
+    "adding",
+    "the adding problem, T=600",
     """LSTM on the adding problem, T=600, 69K parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 70K, which takes 131 units. Table 3 has two other networks, without published
@@ -814,31 +775,20 @@ def _adding_baseline(
 
     Returns:
         A compiled `SequenceRegressor`.
-    """
-    return _sum(
-        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 600, False), seed
-    )
-
-
-lstm_adding, gru_adding, rnn_adding = _baselines(
-    _adding_baseline,
-    ("adding", "the adding problem, T=600"),
+    """,
+    fixed={"head": _sum, "steps": 600, "last_only": True},
+    lstm={},
     gru=("70K", {"hidden_units": 151}),
     rnn=("70K", {"hidden_units": 263}),
-    fast=(_FAST_SYNTHETIC.replace(epochs=10, decay_steps=14_130), _FAST_SYNTHETIC, None),
+    fast=(functools.partial(_fast_synthetic, 10, 1_500, 14_130), _fast_adding, None),
     **_ADDING,
-    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=5.0, **_ADDING_BATCHES),
+    training=lambda: _on_adding(clip_norm=5.0),
 )
 
 
-def _copy_memory_baseline(
-    cell,
-    layers: int = 1,
-    hidden_units: int = 50,
-    dropout: float = 0.05,
-    forget_bias: float | str = 1.0,
-    seed: int | None = 0,
-) -> SequenceClassifier:
+lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
+    "copy_memory",
+    "copy memory, T=1000",
     """LSTM on copy memory, T=1000, 11K parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 16K, which takes 61 units. Table 3 has two other networks, without published
@@ -846,201 +796,131 @@ def _copy_memory_baseline(
     (16,418 parameters).
 
     Arguments as in `lstm_adding`; `"chrono"` is for 1,020 steps.
-    """
-    return _copy(_recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 1_020), seed)
-
-
-lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
-    _copy_memory_baseline,
-    ("copy_memory", "copy memory, T=1000"),
+    """,
+    fixed={"head": _copy, "steps": 1_020, "last_only": False},
+    lstm={"hidden_units": 50, "dropout": 0.05},
     gru=("16K", {"hidden_units": 70}),
     rnn=("16K", {"hidden_units": 121}),
-    fast=(_FAST_COPY_MEMORY, None, None),
+    fast=(_fast_copy_memory, None, None),
     **_COPY_MEMORY,
+    training=_on_copy_memory,
 )
 
 
-_MNIST = Training(optimizer="rmsprop", learning_rate=1e-3, clip_norm=1.0, **_MNIST_BATCHES)
-_FAST_MNIST = Training(  # 860 steps an epoch
-    **_FAST,
-    learning_rate=2e-3,
-    clip_norm=1.0,
-    batch_size=64,
-    epochs=12,
-    warmup_steps=430,
-    decay_steps=9_890,
-)
-_FAST_RNN_MNIST = _FAST_MNIST.replace(learning_rate=3e-4, epochs=2, decay_steps=1_290)
+def _fast_mnist(peak):
+    return _fast(  # 860 steps an epoch
+        peak, batch_size=64, epochs=12, warmup_steps=430, decay_steps=9_890
+    )
 
 
-def _seq_mnist_baseline(
-    cell,
-    layers: int = 1,
-    hidden_units: int = 130,
-    dropout: float = 0.0,
-    forget_bias: float | str = 1.0,
-    seed: int | None = 0,
-) -> SequenceClassifier:
+def _fast_rnn_mnist():
+    return _fast(3e-4, batch_size=64, epochs=2, warmup_steps=430, decay_steps=1_290)
+
+
+lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
+    "seq_mnist",
+    "sequential MNIST",
     """LSTM on sequential MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
 
     The settings are Table 3's. The fast recipe has `forget_bias="chrono"`.
 
     Arguments as in `lstm_adding`.
-    """
-    return _digit(
-        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 28 * 28, False), seed
-    )
-
-
-lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
-    _seq_mnist_baseline,
-    ("seq_mnist", "sequential MNIST"),
+    """,
+    fixed={"head": _digit, "steps": 28 * 28, "last_only": True},
+    lstm={},
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
-    fast=(_FAST_MNIST, None, _FAST_RNN_MNIST),
+    fast=(lambda: _fast_mnist(2e-3), None, _fast_rnn_mnist),
     fast_forget_bias="chrono",
     **_SEQ_MNIST,
-    training=_MNIST,
+    training=lambda: _on_mnist(RMSprop(1e-3, clip_norm=1.0)),
 )
 
 
-def _permuted_mnist_baseline(
-    cell,
-    layers: int = 1,
-    hidden_units: int = 130,
-    dropout: float = 0.0,
-    forget_bias: float | str = 10.0,
-    seed: int | None = 0,
-) -> SequenceClassifier:
+lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
+    "permuted_mnist",
+    "permuted MNIST",
     """LSTM on permuted MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
 
     The settings are Table 3's. The fast recipe has `forget_bias=1`, with which the network learns
     sooner than with the table's 10.
 
     Arguments as in `lstm_adding`.
-    """
-    return _digit(
-        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 28 * 28, False), seed
-    )
-
-
-lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
-    _permuted_mnist_baseline,
-    ("permuted_mnist", "permuted MNIST"),
+    """,
+    fixed={"head": _digit, "steps": 28 * 28, "last_only": True},
+    lstm={"forget_bias": 10.0},
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
-    fast=(_FAST_MNIST.replace(learning_rate=5e-3), _FAST_MNIST, _FAST_RNN_MNIST),
+    fast=(lambda: _fast_mnist(5e-3), lambda: _fast_mnist(2e-3), _fast_rnn_mnist),
     fast_forget_bias=1.0,
     **_PERMUTED_MNIST,
-    training=_MNIST,
+    training=lambda: _on_mnist(RMSprop(1e-3, clip_norm=1.0)),
 )
 
 
 # One piece per batch: these networks need over a thousand steps before they learn anything.
-_FAST_RECURRENT_JSB = Training(
-    **_FAST,
-    learning_rate=2e-3,
-    clip_norm=1.0,
-    batch_size=1,
-    epochs=50,
-    transpose=0.3,
-    note_dropout=0.1,
-    warmup_steps=1_000,
-    decay_steps=10_450,
+_fast_recurrent_jsb = functools.partial(
+    _fast, batch_size=1, transpose=0.3, note_dropout=0.1, warmup_steps=1_000
 )
 
-
-def _jsb_baseline(
-    cell,
-    layers: int = 2,
-    hidden_units: int = 200,
-    dropout: float = 0.2,
-    forget_bias: float = 10.0,
-    seed: int | None = 0,
-) -> PolyphonicModel:
+lstm_jsb, gru_jsb, rnn_jsb = _baselines(
+    "jsb",
+    "JSB Chorales",
     """LSTM on JSB Chorales, 570K parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 300K, which takes 141 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
-    """
-    return _music(_recurrent(cell, layers, hidden_units, dropout, forget_bias, seed), seed)
-
-
-lstm_jsb, gru_jsb, rnn_jsb = _baselines(
-    _jsb_baseline,
-    ("jsb", "JSB Chorales"),
+    """,
+    fixed={"head": _music, "steps": None, "last_only": False},
+    lstm={"layers": 2, "hidden_units": 200, "dropout": 0.2, "forget_bias": 10.0},
     gru=("300K", {"hidden_units": 163}),
     rnn=("300K", {"hidden_units": 288}),
     fast=(
-        _FAST_RECURRENT_JSB.replace(epochs=120, decay_steps=26_480),
-        _FAST_RECURRENT_JSB,
-        _FAST_RECURRENT_JSB.replace(learning_rate=7e-4),
+        lambda: _fast_recurrent_jsb(2e-3, epochs=120, decay_steps=26_480),
+        lambda: _fast_recurrent_jsb(2e-3, epochs=50, decay_steps=10_450),
+        lambda: _fast_recurrent_jsb(7e-4, epochs=50, decay_steps=10_450),
     ),
     **_JSB,
     # "SGD/Adam" without a rate: the paper's Adam.
-    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=1.0, **_MUSIC_BATCHES),
+    training=lambda: _on_music(2e-3, clip_norm=1.0),
 )
 
 
 # One piece per batch: on JAX and a CPU, a step takes a fifth of the time of one with four pieces.
-_FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
-    **_FAST,
-    learning_rate=4e-4,
-    clip_norm=1.0,
-    batch_size=1,
-    epochs=50,
-    note_dropout=0.1,
-    warmup_steps=1_000,
-    decay_steps=33_700,
+_fast_recurrent_nottingham = functools.partial(  # 694 steps an epoch
+    _fast, batch_size=1, note_dropout=0.1, warmup_steps=1_000
 )
 
-
-def _nottingham_baseline(
-    cell,
-    layers: int = 1,
-    hidden_units: int = 500,
-    dropout: float = 0.1,
-    forget_bias: float = 1.0,
-    seed: int | None = 0,
-) -> PolyphonicModel:
+lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
+    "nottingham",
+    "Nottingham",
     """LSTM on Nottingham, 1.22M parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 1M, which takes 448 units. This is the smaller network of Table 3's two rows; the
     other has 3 layers of 280 units (1,694,648 parameters), clipped at 0.5.
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
-    """
-    return _music(_recurrent(cell, layers, hidden_units, dropout, forget_bias, seed), seed)
-
-
-lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
-    _nottingham_baseline,
-    ("nottingham", "Nottingham"),
+    """,
+    fixed={"head": _music, "steps": None, "last_only": False},
+    lstm={"hidden_units": 500, "dropout": 0.1},
     gru=("1M", {"hidden_units": 521}),
     rnn=("1M", {"hidden_units": 915}),
     fast=(
-        _FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=3e-3, epochs=30, decay_steps=19_820),
+        lambda: _fast_recurrent_nottingham(3e-3, epochs=30, decay_steps=19_820),
         # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at constant 1e-3, which still improve.
-        _FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=1e-3, epochs=100, decay_steps=68_400),
-        _FAST_RECURRENT_NOTTINGHAM,
+        lambda: _fast_recurrent_nottingham(1e-3, epochs=100, decay_steps=68_400),
+        lambda: _fast_recurrent_nottingham(4e-4, epochs=50, decay_steps=33_700),
     ),
     **_NOTTINGHAM,
-    training=Training(optimizer="adam", learning_rate=4e-3, clip_norm=1.0, **_MUSIC_BATCHES),
+    training=lambda: _on_music(4e-3, clip_norm=1.0),
 )
 
 
-def _ptb_baseline(
-    cell,
-    layers: int = 3,
-    hidden_units: int = 700,
-    embedding_dim: int = 700,
-    dropout: float = 0.4,
-    forget_bias: float = 1.0,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
+lstm_ptb, gru_ptb, rnn_ptb = _baselines(
+    "ptb",
+    "word-level Penn Treebank",
     """LSTM on word-level Penn Treebank, 18.8M parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 13M, which takes 556 units: Tables 1 and 3 are inconsistent. The settings are
@@ -1062,81 +942,58 @@ def _ptb_baseline(
 
     Returns:
         A compiled `LanguageModel`.
-    """
-    return _recurrent_language_model(
-        cell, layers, hidden_units, embedding_dim, dropout, forget_bias, vocabulary_size, seed, True
-    )
-
-
-lstm_ptb, gru_ptb, rnn_ptb = _baselines(
-    _ptb_baseline,
-    ("ptb", "word-level Penn Treebank"),
+    """,
+    fixed={"tie_embeddings": True},
+    lstm={
+        "layers": 3,
+        "hidden_units": 700,
+        "embedding_dim": 700,
+        "dropout": 0.4,
+        "vocabulary_size": 10_000,
+    },
     gru=("13M", {"hidden_units": 616, "embedding_dim": 616}),
     rnn=("13M", {"hidden_units": 858, "embedding_dim": 858}),
+    builder=_of_text,
     **_PTB,
-    training=Training(optimizer="sgd", learning_rate=30.0, clip_norm=0.3, **_WORD_BATCHES),
+    training=lambda: _on_words(30.0, clip_norm=0.3),
 )
 
 
-def _char_ptb_baseline(
-    cell,
-    layers: int = 2,
-    hidden_units: int = 600,
-    embedding_dim: int = 120,
-    dropout: float = 0.1,
-    forget_bias: float = 1.0,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
+lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
+    "char_ptb",
+    "character-level Penn Treebank",
     """LSTM on character-level Penn Treebank, 4.65M parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 3M, which takes 478 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Arguments as in `lstm_ptb`.
-    """
-    return _recurrent_language_model(
-        cell, layers, hidden_units, embedding_dim, dropout, forget_bias, vocabulary_size, seed
-    )
-
-
-lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
-    _char_ptb_baseline,
-    ("char_ptb", "character-level Penn Treebank"),
+    """,
+    fixed={"tie_embeddings": False},
+    lstm={},
     gru=("3M", {"hidden_units": 554}),
     rnn=("3M", {"hidden_units": 971}),
+    builder=_of_text,
     **_CHAR_PTB,
-    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.5, **_CHAR_BATCHES),
+    training=lambda: _on_characters(2e-3, clip_norm=0.5),
 )
 
 
-def _text8_baseline(
-    cell,
-    layers: int = 1,
-    hidden_units: int = 1024,
-    embedding_dim: int = 120,
-    dropout: float = 0.15,
-    forget_bias: float = 1.0,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
+lstm_text8, gru_text8, rnn_text8 = _baselines(
+    "text8",
+    "text8",
     """LSTM on text8, 4.72M parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 4.6M and 5M (1010 and 1056 units). The settings are Table 3's; its embedding is that
     of character-level Penn Treebank.
 
     Arguments as in `lstm_ptb`.
-    """
-    return _recurrent_language_model(
-        cell, layers, hidden_units, embedding_dim, dropout, forget_bias, vocabulary_size, seed
-    )
-
-
-lstm_text8, gru_text8, rnn_text8 = _baselines(
-    _text8_baseline,
-    ("text8", "text8"),
+    """,
+    fixed={"tie_embeddings": False},
+    lstm={"layers": 1, "hidden_units": 1024, "dropout": 0.15, "vocabulary_size": 27},
     gru=("4.6M", {"hidden_units": 1174}),
     rnn=("4.6M", {"hidden_units": 2071}),
+    builder=_of_text,
     **_TEXT8,
-    training=Training(optimizer="adam", learning_rate=1e-2, clip_norm=0.5, **_CHAR_BATCHES),
+    training=lambda: _on_characters(1e-2, clip_norm=0.5),
 )

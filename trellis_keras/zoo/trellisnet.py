@@ -4,8 +4,9 @@ import keras
 
 from trellis_keras.layers import AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
-from trellis_keras.zoo.recipe import Training
-from trellis_keras.zoo.registry import register, sub_seed, with_defaults
+from trellis_keras.training import SGD, Adam, GrowingDepth, PlateauDecay, StepDecay
+from trellis_keras.zoo.registry import like, register, sub_seed
+from trellis_keras.zoo.training_settings import Training, adamw_cycle
 
 __all__ = [
     "trellisnet_char",
@@ -24,37 +25,124 @@ __all__ = [
 # Language models
 
 
-def _language_model(
-    depth,
-    hidden_units,
-    embedding_dim,
-    kernel_size,
-    stateful,
-    embedding_dropout,
-    input_dropout,
-    hidden_dropout,
-    output_dropout,
-    weight_dropout,
-    vocabulary_size,
-    seed,
-    aux_every,
-    aux_weight,
-    output_units=None,
-    injection_every=1,
-    groups=None,
-    weight_norm=False,
-    activation_reg=0.0,
-    temporal_activation_reg=0.0,
-    experts=None,
-    latent_dropout=0.0,
-    cutoffs=(),
-    rematerialize=False,
-    initial_stddev=0.01,
-    initial_embedding=0.1,
-):
+def _on_ptb(clip_norm=0.225):
+    return Training(
+        optimizer=SGD(20.0, clip_norm=clip_norm, l2=1e-6),
+        schedule=PlateauDecay(factor=0.25, rule="best_before", window=10, min_lr=0.02, verbose=1),
+        batch_size=16,
+        epochs=500,
+        # As much context as the receptive field, one step per level.
+        stream={"sequence_length": 110, "context_length": 55},
+    )
+
+
+def _fast_ptb():
+    """AdamW, one cycle of the learning rate, 16 levels in the first epochs, less dropout.
+
+    Longer segments, of which a fifth is context, cost less per scored token.
+    """
+    return adamw_cycle(  # 265 steps an epoch
+        1.5e-3,
+        weight_decay=0.05,
+        clip_norm=0.25,
+        batch_size=16,
+        epochs=52,
+        sequence_length=275,
+        context_length=55,
+        growth=GrowingDepth(depth=16, epochs=36),
+        warmup_steps=265,
+        decay_steps=13_515,
+    )
+
+
+@register(
+    data="ptb",
+    metric="perplexity",
+    training=_on_ptb,
+    fast=_fast_ptb,
+    fast_arguments={
+        "input_dropout": 0.4,
+        "hidden_dropout": 0.24,
+        "output_dropout": 0.4,
+        "weight_dropout": 0.45,
+    },
+)
+def trellisnet_ptb(
+    depth: int = 55,
+    hidden_units: int = 1000,
+    output_units: int | None = 400,
+    embedding_dim: int = 400,
+    kernel_size: int = 2,
+    injection_every: int = 1,
+    groups: int | None = None,
+    weight_norm: bool = False,
+    experts: int | None = None,
+    cutoffs: tuple[int, ...] = (),
+    stateful: bool = False,
+    aux_every: int = 16,
+    aux_weight: float = 0.05,
+    embedding_dropout: float = 0.1,
+    input_dropout: float = 0.45,
+    hidden_dropout: float = 0.28,
+    output_dropout: float = 0.45,
+    latent_dropout: float = 0.0,
+    weight_dropout: float = 0.5,
+    activation_reg: float = 2.0,
+    temporal_activation_reg: float = 1.0,
+    initial_stddev: float = 0.01,
+    initial_embedding: float = 0.1,
+    rematerialize: bool = False,
+    vocabulary_size: int = 10_000,
+    seed: int | None = 0,
+) -> LanguageModel:
+    """TrellisNet on word-level Penn Treebank, 24.2M parameters (Bai et al. 2019, Tables 1 and 5).
+
+    The ablations of Table 6 are this model with other arguments, see zoo/published.csv. Without
+    long-sequence parallelism (`stateful=True`), the segment length equals the depth:
+    `sequence_length=55, context_length=0`. The mixed-group kernel has more hidden units, to keep
+    the same size (appendix D): `groups=2, hidden_units=2062`, 24.17M parameters.
+    (`count_params()` returns 60.4M, because the kernels are stored with their zeros.) The paper
+    does not give the number of groups, but its figures show two; 3 groups take 2495 hidden units,
+    4 take 2880.
+
+    Args:
+        depth: Positive integer, number of levels.
+        hidden_units: Positive integer, hidden channels in addition to the output channels.
+        output_units: Positive integer, output channels. Without `experts` it must equal
+            `embedding_dim`, because the output matrix is tied to the embedding; None does.
+        embedding_dim: Positive integer, width of the embedding.
+        kernel_size: Positive integer, number of taps of the convolution.
+        injection_every: Positive integer, number of levels between injections of the input.
+        groups: Number of equally wide groups of a mixed-group kernel. Defaults to None, a dense
+            kernel.
+        weight_norm: Whether the kernels are weight-normalized.
+        experts: Positive integer, number of softmaxes of a mixture. Defaults to None, one softmax.
+        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
+            words sorted by decreasing frequency; `()` is a full softmax.
+        stateful: Whether to carry the state from batch to batch, instead of overlapping segments.
+        aux_every: Positive integer up to `depth`, number of levels between auxiliary losses.
+        aux_weight: Weight of the auxiliary losses; 0 disables them.
+        embedding_dropout: Rate of word dropout.
+        input_dropout, hidden_dropout, output_dropout: Variational dropout rates of the input, of
+            h in the convolution and of the output.
+        latent_dropout: Variational dropout rate of a mixture's latent vectors.
+        weight_dropout: DropConnect rate of the past taps.
+        activation_reg, temporal_activation_reg: Weights of AR and TAR in the loss.
+        initial_stddev: Standard deviation of the initial kernels and biases.
+        initial_embedding: Bound of the uniform initial embedding.
+        rematerialize: Whether the backward pass recomputes activations, which saves memory.
+        vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
+        seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
+        weights: None, `"pretrained"`, or path of a weights file.
+        vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
+        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+
+    Returns:
+        A compiled `LanguageModel`.
+    """
     output_units = embedding_dim if output_units is None else output_units
     units = hidden_units + output_units
-    aux_every = aux_every if aux_weight else None
     initializers = {
         f"{name}_initializer": keras.initializers.RandomNormal(
             stddev=initial_stddev, seed=sub_seed(seed, 20 + i)
@@ -68,12 +156,12 @@ def _language_model(
         kernel_size=kernel_size,
         injection_every=injection_every,
         kernel_structure="dense" if groups is None else "mixed_group",
-        groups=groups and [units // groups] * groups,
+        groups=None if groups is None else [units // groups] * groups,
         weight_norm=weight_norm,
         dropout=hidden_dropout,
         weight_dropout=weight_dropout,
-        aux_every=aux_every,
-        return_aux=aux_every is not None,
+        aux_every=aux_every if aux_weight else None,
+        return_aux=bool(aux_weight),
         stateful=stateful,
         rematerialize=rematerialize,
         **initializers,
@@ -121,267 +209,82 @@ def _uniform(bound, seed=None):
     return keras.initializers.RandomUniform(-bound, bound, seed=seed)
 
 
-# Segments have as much context as the receptive field, one step per level.
-_PTB = Training(
-    optimizer="sgd",
-    learning_rate=20.0,
-    clip_norm=0.225,
-    l2=1e-6,
-    batch_size=16,
-    epochs=500,
-    sequence_length=110,
-    context_length=55,
-    schedule="best_before",
-    decay_factor=0.25,
-    decay_window=10,
-    min_learning_rate=0.02,
-)
-
-
-# `setting="fast"`: AdamW, one cycle of the learning rate, 16 levels in the first epochs, and less
-# dropout. Longer segments, of which a fifth is context, cost less per scored token.
-_FAST_PTB = Training(  # 265 steps an epoch
-    optimizer="adamw",
-    learning_rate=1.5e-3,
-    weight_decay=0.05,
-    clip_norm=0.25,
-    batch_size=16,
-    epochs=52,
-    sequence_length=275,
-    context_length=55,
-    shallow_depth=16,
-    shallow_epochs=36,
-    schedule="cosine",
-    warmup_steps=265,
-    decay_steps=13_515,
-)
-
-
-@register(
-    data="ptb",
-    metric="perplexity",
-    training=_PTB,
-    fast=_FAST_PTB,
-    fast_arguments={
-        "input_dropout": 0.4,
-        "hidden_dropout": 0.24,
-        "output_dropout": 0.4,
-        "weight_dropout": 0.45,
-    },
-)
-def trellisnet_ptb(
-    depth: int = 55,
-    hidden_units: int = 1000,
-    output_units: int = 400,
-    embedding_dim: int = 400,
-    kernel_size: int = 2,
-    injection_every: int = 1,
-    groups: int | None = None,
-    stateful: bool = False,
-    aux_every: int = 16,
-    aux_weight: float = 0.05,
-    embedding_dropout: float = 0.1,
-    input_dropout: float = 0.45,
-    hidden_dropout: float = 0.28,
-    output_dropout: float = 0.45,
-    weight_dropout: float = 0.5,
-    activation_reg: float = 2.0,
-    temporal_activation_reg: float = 1.0,
-    rematerialize: bool = False,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """TrellisNet on word-level Penn Treebank, 24.2M parameters (Bai et al. 2019, Tables 1 and 5).
-
-    The ablations of Table 6 are this model with other arguments, see zoo/published.csv. Without
-    long-sequence parallelism (`stateful=True`), the segment length equals the depth:
-    `sequence_length=55, context_length=0`. The mixed-group kernel has more hidden units, to keep
-    the same size (appendix D): `groups=2, hidden_units=2062`, 24.17M parameters.
-    (`count_params()` returns 60.4M, because the kernels are stored with their zeros.) The paper
-    does not give the number of groups, but its figures show two; 3 groups take 2495 hidden units,
-    4 take 2880.
-
-    Args:
-        depth: Positive integer, number of levels.
-        hidden_units: Positive integer, hidden channels in addition to the output channels.
-        output_units: Positive integer, output channels. Must equal `embedding_dim`, because the
-            output matrix is tied to the embedding.
-        embedding_dim: Positive integer, width of the embedding.
-        kernel_size: Positive integer, number of taps of the convolution.
-        injection_every: Positive integer, number of levels between injections of the input.
-        groups: Number of equally wide groups of a mixed-group kernel. Defaults to None, a dense
-            kernel.
-        stateful: Whether to carry the state from batch to batch, instead of overlapping segments.
-        aux_every: Positive integer up to `depth`, number of levels between auxiliary losses.
-        aux_weight: Weight of the auxiliary losses; 0 disables them.
-        embedding_dropout: Rate of word dropout.
-        input_dropout, hidden_dropout, output_dropout: Variational dropout rates of the input, of
-            h in the convolution and of the output.
-        weight_dropout: DropConnect rate of the past taps.
-        activation_reg, temporal_activation_reg: Weights of AR and TAR in the loss.
-        rematerialize: Whether the backward pass recomputes activations, which saves memory.
-        vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
-        vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
-
-    Returns:
-        A compiled `LanguageModel`.
-    """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        output_units=output_units,
-        embedding_dim=embedding_dim,
-        kernel_size=kernel_size,
-        injection_every=injection_every,
-        groups=groups,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        activation_reg=activation_reg,
-        temporal_activation_reg=temporal_activation_reg,
-        rematerialize=rematerialize,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
-    )
-
-
-trellisnet_ptb_large = register(data="ptb", metric="perplexity", training=_PTB)(
-    with_defaults(
-        trellisnet_ptb,
-        "trellisnet_ptb_large",
-        """A larger `trellisnet_ptb`, 32.6M parameters (Bai et al. 2019, Table 1).
+@register(data="ptb", metric="perplexity", training=_on_ptb)
+@like(trellisnet_ptb, hidden_units=1300)
+def trellisnet_ptb_large() -> None:
+    """A larger `trellisnet_ptb`, 32.6M parameters (Bai et al. 2019, Table 1).
 
     The paper says "1.4x larger" without saying how; 1300 hidden units match the published sizes of
     this model (33M) and of `trellisnet_ptb_mos_large`.
 
     Arguments as in `trellisnet_ptb`.
-    """,
-        {"injection_every": 1, "groups": None},
-        hidden_units=1300,
-    )
+    """
+
+
+@register(data="ptb", metric="perplexity", training=lambda: _on_ptb(clip_norm=0.2))
+@like(
+    trellisnet_ptb,
+    output_units=480,
+    embedding_dim=280,
+    experts=15,
+    embedding_dropout=0.05,
+    output_dropout=0.4,
+    latent_dropout=0.29,
+    weight_dropout=0.45,
 )
-
-
-@register(data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2))
-def trellisnet_ptb_mos(
-    depth: int = 55,
-    hidden_units: int = 1000,
-    output_units: int = 480,
-    embedding_dim: int = 280,
-    experts: int = 15,
-    kernel_size: int = 2,
-    stateful: bool = False,
-    aux_every: int = 16,
-    aux_weight: float = 0.05,
-    embedding_dropout: float = 0.05,
-    input_dropout: float = 0.45,
-    hidden_dropout: float = 0.28,
-    output_dropout: float = 0.4,
-    latent_dropout: float = 0.29,
-    weight_dropout: float = 0.45,
-    activation_reg: float = 2.0,
-    temporal_activation_reg: float = 1.0,
-    rematerialize: bool = False,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
+def trellisnet_ptb_mos() -> None:
     """TrellisNet with a mixture of 15 softmaxes on word-level Penn Treebank, 25.7M parameters.
 
     Tables 1 and 5 of Bai et al. 2019. The rates of input and latent dropout are the defaults of the
     authors' code, which does not confirm that they belong to this model.
 
-    Args:
-        output_units: Positive integer, output channels.
-        experts: Positive integer, number of softmaxes.
-        latent_dropout: Variational dropout rate of the mixture's latent vectors.
-        **: As in `trellisnet_ptb`.
+    Arguments as in `trellisnet_ptb`.
     """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        output_units=output_units,
-        embedding_dim=embedding_dim,
-        experts=experts,
-        kernel_size=kernel_size,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        latent_dropout=latent_dropout,
-        weight_dropout=weight_dropout,
-        activation_reg=activation_reg,
-        temporal_activation_reg=temporal_activation_reg,
-        rematerialize=rematerialize,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
-    )
 
 
-trellisnet_ptb_mos_large = register(
-    data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2)
-)(
-    with_defaults(
-        trellisnet_ptb_mos,
-        "trellisnet_ptb_mos_large",
-        """A larger `trellisnet_ptb_mos`, 34.2M parameters (Bai et al. 2019, Table 1).
+@register(data="ptb", metric="perplexity", training=lambda: _on_ptb(clip_norm=0.2))
+@like(trellisnet_ptb_mos, hidden_units=1300)
+def trellisnet_ptb_mos_large() -> None:
+    """A larger `trellisnet_ptb_mos`, 34.2M parameters (Bai et al. 2019, Table 1).
 
     It has 1300 hidden units, as `trellisnet_ptb_large` does.
 
     Arguments as in `trellisnet_ptb_mos`.
-    """,
-        hidden_units=1300,
-    )
-)
+    """
 
 
 @register(
     data="wt103",
     metric="perplexity",
-    training=Training(
-        optimizer="adam",
-        learning_rate=1e-3,
-        clip_norm=0.1,
+    training=lambda: Training(
+        optimizer=Adam(1e-3, clip_norm=0.1),
+        schedule=StepDecay(epochs=(15, 20), factor=0.1),
         batch_size=40,
         epochs=25,
-        sequence_length=70,
-        context_length=0,
-        schedule="steps",
-        decay_factor=0.1,
-        decay_epochs=(15, 20),
+        stream={"sequence_length": 70, "context_length": 0},
     ),
 )
-def trellisnet_wt103(
-    depth: int = 70,
-    hidden_units: int = 1488,
-    output_units: int = 512,
-    embedding_dim: int = 512,
-    kernel_size: int = 2,
-    weight_norm: bool = True,
-    cutoffs: tuple[int, ...] = (2_800, 20_000, 76_000),
-    stateful: bool = True,
-    aux_every: int = 25,
-    aux_weight: float = 0.08,
-    embedding_dropout: float = 0.0,
-    input_dropout: float = 0.1,
-    hidden_dropout: float = 0.1,
-    output_dropout: float = 0.1,
-    weight_dropout: float = 0.1,
-    rematerialize: bool = False,
-    vocabulary_size: int = 267_735,
-    seed: int | None = 0,
-) -> LanguageModel:
+@like(
+    trellisnet_ptb,
+    depth=70,
+    hidden_units=1488,
+    output_units=512,
+    embedding_dim=512,
+    weight_norm=True,
+    cutoffs=(2_800, 20_000, 76_000),
+    stateful=True,
+    aux_every=25,
+    aux_weight=0.08,
+    embedding_dropout=0.0,
+    input_dropout=0.1,
+    hidden_dropout=0.1,
+    output_dropout=0.1,
+    weight_dropout=0.1,
+    activation_reg=0.0,
+    temporal_activation_reg=0.0,
+    vocabulary_size=267_735,
+)
+def trellisnet_wt103() -> None:
     """TrellisNet on WikiText-103, 177.6M parameters (Bai et al. 2019, Tables 2 and 5).
 
     Published: 180M parameters. Table 5 has 2000 units, of which 512 are output. The authors' code
@@ -399,234 +302,114 @@ def trellisnet_wt103(
     Training and evaluation never store the logits of all words. `predict`, `generate` and an
     exported model do, 1 MiB per scored token; `model.head.top_k` and `log_prob` do not.
 
-    Args:
-        weight_norm: Whether the kernels are weight-normalized.
-        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
-            words sorted by decreasing frequency; `()` is a full softmax.
-        **: As in `trellisnet_ptb`.
+    Arguments as in `trellisnet_ptb`.
     """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        output_units=output_units,
-        embedding_dim=embedding_dim,
-        kernel_size=kernel_size,
-        weight_norm=weight_norm,
-        cutoffs=cutoffs,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        rematerialize=rematerialize,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
-    )
 
 
 @register(
     data="char_ptb",
     metric="bpc",
-    training=Training(
-        optimizer="adam",
-        learning_rate=2e-3,
-        clip_norm=0.2,
-        l2=1e-6,
+    training=lambda: Training(
+        optimizer=Adam(2e-3, clip_norm=0.2, l2=1e-6),
+        schedule=StepDecay(epochs=(220, 350), factor=0.1),
         batch_size=24,
         epochs=400,
-        sequence_length=125,
-        context_length=0,
-        schedule="steps",
-        decay_factor=0.1,
-        decay_epochs=(220, 350),
+        stream={"sequence_length": 125, "context_length": 0},
     ),
 )
-def trellisnet_char_ptb(
-    depth: int = 125,
-    hidden_units: int = 1000,
-    output_units: int = 200,
-    embedding_dim: int = 200,
-    kernel_size: int = 2,
-    weight_norm: bool = True,
-    stateful: bool = True,
-    aux_every: int = 70,
-    aux_weight: float = 0.3,
-    embedding_dropout: float = 0.0,
-    input_dropout: float = 0.1,
-    hidden_dropout: float = 0.3,
-    output_dropout: float = 0.1,
-    weight_dropout: float = 0.25,
-    rematerialize: bool = False,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
+@like(
+    trellisnet_ptb,
+    depth=125,
+    output_units=200,
+    embedding_dim=200,
+    weight_norm=True,
+    stateful=True,
+    aux_every=70,
+    aux_weight=0.3,
+    embedding_dropout=0.0,
+    input_dropout=0.1,
+    hidden_dropout=0.3,
+    output_dropout=0.1,
+    weight_dropout=0.25,
+    activation_reg=0.0,
+    temporal_activation_reg=0.0,
+    vocabulary_size=50,
+)
+def trellisnet_char_ptb() -> None:
     """TrellisNet on character-level Penn Treebank, 13.5M parameters (Bai et al. 2019, Table 5).
 
     Published: 13.4M. The authors' code has 1050 hidden units and 140 levels; these are the paper's.
 
-    Args:
-        weight_norm: Whether the kernels are weight-normalized.
-        **: As in `trellisnet_ptb`.
+    Arguments as in `trellisnet_ptb`.
     """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        output_units=output_units,
-        embedding_dim=embedding_dim,
-        kernel_size=kernel_size,
-        weight_norm=weight_norm,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        rematerialize=rematerialize,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
-    )
 
 
 @register(
     data="pydoc",
     metric="bpc",
-    training=Training(
-        optimizer="adam",
-        learning_rate=8e-3,
-        clip_norm=1.0,
+    training=lambda: Training(
+        optimizer=Adam(8e-3, clip_norm=1.0),
+        schedule=StepDecay(epochs=(2, 3), factor=0.5),
         batch_size=32,
         epochs=4,
-        sequence_length=74,
-        context_length=10,
-        schedule="steps",
-        decay_factor=0.5,
-        decay_epochs=(2, 3),
+        stream={"sequence_length": 74, "context_length": 10},
     ),
 )
-def trellisnet_char(
-    depth: int = 10,
-    hidden_units: int = 96,
-    embedding_dim: int = 64,
-    kernel_size: int = 2,
-    injection_every: int = 1,
-    groups: int | None = None,
-    weight_norm: bool = False,
-    stateful: bool = False,
-    aux_every: int = 5,
-    aux_weight: float = 0.0,
-    embedding_dropout: float = 0.0,
-    input_dropout: float = 0.0,
-    hidden_dropout: float = 0.0,
-    output_dropout: float = 0.0,
-    weight_dropout: float = 0.0,
-    initial_stddev: float = 0.07,
-    initial_embedding: float = 1.0,
-    vocabulary_size: int = 96,
-    seed: int | None = 0,
-) -> LanguageModel:
+@like(
+    trellisnet_ptb,
+    depth=10,
+    hidden_units=96,
+    output_units=None,
+    embedding_dim=64,
+    aux_every=5,
+    aux_weight=0.0,
+    embedding_dropout=0.0,
+    input_dropout=0.0,
+    hidden_dropout=0.0,
+    output_dropout=0.0,
+    weight_dropout=0.0,
+    activation_reg=0.0,
+    temporal_activation_reg=0.0,
+    initial_stddev=0.07,
+    initial_embedding=1.0,
+    vocabulary_size=96,
+)
+def trellisnet_char() -> None:
     """A small TrellisNet for the characters of any text, trained in minutes on two cores.
 
     This model is not from a paper. Its initial weights are larger than in the papers, so that it
     learns within the first epoch.
 
-    Args:
-        weight_norm: Whether the kernels are weight-normalized.
-        initial_stddev: Standard deviation of the initial kernels and biases.
-        initial_embedding: Bound of the uniform initial embedding.
-        **: As in `trellisnet_ptb`.
+    Arguments as in `trellisnet_ptb`.
     """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        embedding_dim=embedding_dim,
-        kernel_size=kernel_size,
-        injection_every=injection_every,
-        groups=groups,
-        weight_norm=weight_norm,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        initial_stddev=initial_stddev,
-        initial_embedding=initial_embedding,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
-    )
 
 
 # Pixels
 
-_PIXELS = Training(
-    optimizer="adam",
-    learning_rate=2e-3,
-    clip_norm=0.5,
-    l2=1e-6,
-    batch_size=64,
-    epochs=200,
-    schedule="steps",
-    decay_factor=0.1,
-    decay_epochs=(50, 75, 90),
-)
-# `setting="fast"`: AdamW, one cycle of the learning rate, images shifted by up to a pixel.
-_FAST_PIXELS = Training(  # 860 steps an epoch of MNIST
-    optimizer="adamw",
-    learning_rate=3e-3,
-    weight_decay=0.01,
-    clip_norm=0.5,
-    batch_size=64,
-    epochs=30,
-    shift=1,
-    schedule="cosine",
-    warmup_steps=1_720,
-    decay_steps=24_080,
-)
 # The authors' code: enough levels to see an image of 1,024 pixels.
 _PIXEL_DILATIONS = (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def _classifier(
-    hidden_units,
-    output_units,
-    kernel_size,
-    dilations,
-    input_dropout,
-    hidden_dropout,
-    output_dropout,
-    weight_dropout,
-    weight_norm,
-    seed,
-):
-    backbone = TrellisLayer(
-        hidden_units + output_units,
-        len(dilations),
-        output_units=output_units,
-        kernel_size=kernel_size,
-        dilation_rate=list(dilations),
-        weight_norm=weight_norm,
-        dropout=hidden_dropout,
-        weight_dropout=weight_dropout,
-        return_sequences=False,
-        seed=sub_seed(seed, 10),
-        name="trellis",
+def _on_pixels():
+    return Training(
+        optimizer=Adam(2e-3, clip_norm=0.5, l2=1e-6),
+        schedule=StepDecay(epochs=(50, 75, 90), factor=0.1),
+        batch_size=64,
+        epochs=200,
     )
-    return SequenceClassifier(
-        backbone,
-        num_classes=10,
-        input_dropout=input_dropout,
-        output_dropout=output_dropout,
-        kernel_initializer=keras.initializers.VarianceScaling(
-            1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5)
-        ),
-        seed=seed,
+
+
+def _fast_pixels(epochs, warmup_steps, decay_steps):
+    """AdamW, one cycle of the learning rate, images shifted by up to a pixel."""
+    return adamw_cycle(
+        3e-3,
+        weight_decay=0.01,
+        clip_norm=0.5,
+        batch_size=64,
+        epochs=epochs,
+        shift=1,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
     )
 
 
@@ -634,8 +417,8 @@ def _classifier(
     data="seq_mnist",
     metric="accuracy",
     channels=1,
-    training=_PIXELS,
-    fast=_FAST_PIXELS.replace(epochs=26, decay_steps=20_640),
+    training=_on_pixels,
+    fast=lambda: _fast_pixels(26, 1_720, 20_640),  # 860 steps an epoch
 )
 def trellisnet_seq_mnist(
     hidden_units: int = 120,
@@ -674,54 +457,61 @@ def trellisnet_seq_mnist(
     Returns:
         A compiled `SequenceClassifier`.
     """
-    return _classifier(
-        hidden_units=hidden_units,
+    backbone = TrellisLayer(
+        hidden_units + output_units,
+        len(dilations),
         output_units=output_units,
         kernel_size=kernel_size,
-        dilations=dilations,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
+        dilation_rate=list(dilations),
         weight_norm=weight_norm,
+        dropout=hidden_dropout,
+        weight_dropout=weight_dropout,
+        return_sequences=False,
+        seed=sub_seed(seed, 10),
+        name="trellis",
+    )
+    return SequenceClassifier(
+        backbone,
+        num_classes=10,
+        input_dropout=input_dropout,
+        output_dropout=output_dropout,
+        kernel_initializer=keras.initializers.VarianceScaling(
+            1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5)
+        ),
         seed=seed,
     )
 
 
-trellisnet_permuted_mnist = register(
-    data="permuted_mnist", metric="accuracy", channels=1, training=_PIXELS, fast=_FAST_PIXELS
-)(
-    with_defaults(
-        trellisnet_seq_mnist,
-        "trellisnet_permuted_mnist",
-        """TrellisNet on permuted MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
+@register(
+    data="permuted_mnist",
+    metric="accuracy",
+    channels=1,
+    training=_on_pixels,
+    fast=lambda: _fast_pixels(30, 1_720, 24_080),  # 860 steps an epoch
+)
+@like(trellisnet_seq_mnist)
+def trellisnet_permuted_mnist() -> None:
+    """TrellisNet on permuted MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
 
     Published: 8M parameters, see `trellisnet_seq_mnist`. The paper's permutation is not published
     (see `zoo.datasets.pixel_permutation`).
 
     Arguments as in `trellisnet_seq_mnist`.
-    """,
-    )
-)
+    """
 
 
-trellisnet_seq_cifar10 = register(
+@register(
     data="seq_cifar10",
     metric="accuracy",
     channels=3,
-    training=_PIXELS,
-    fast=_FAST_PIXELS.replace(  # 704 steps an epoch
-        epochs=25, warmup_steps=1_408, decay_steps=16_192
-    ),
-)(
-    with_defaults(
-        trellisnet_seq_mnist,
-        "trellisnet_seq_cifar10",
-        """TrellisNet on sequential CIFAR-10, 140K parameters (Bai et al. 2019, Tables 4 and 5).
+    training=_on_pixels,
+    fast=lambda: _fast_pixels(25, 1_408, 16_192),  # 704 steps an epoch
+)
+@like(trellisnet_seq_mnist)
+def trellisnet_seq_cifar10() -> None:
+    """TrellisNet on sequential CIFAR-10, 140K parameters (Bai et al. 2019, Tables 4 and 5).
 
     Published: 8M parameters, see `trellisnet_seq_mnist`; `hidden_units=990` gives 8,036,110.
 
     Arguments as in `trellisnet_seq_mnist`.
-    """,
-    )
-)
+    """

@@ -14,7 +14,7 @@ _UNIFORM_NLL = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log
 
 def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
     """Returns a summary of a run in lines: model, data, batches, training, arithmetic."""
-    training = recipe.training
+    training, options = recipe.training, recipe.training.options()
     sizes = ", ".join(f"{split} {size:,}" for split, size in loaded.sizes.items())
     if recipe.reads_text:
         size = len(loaded.vocabulary)
@@ -23,17 +23,17 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
             f"{recipe.data}: {sizes} {loaded.vocabulary.unit}s, vocabulary {size:,} "
             f"(a uniform guess: {recipe.metric} {guess:.4g})"
         )
-        batches = f"{training.batch_size} x {training.sequence_length} tokens, " + (
+        batches = f"{training.batch_size} x {options['sequence_length']} tokens, " + (
             "carrying the state over"
             if recipe.stateful
-            else f"the first {training.context_length} of each row context"
+            else f"the first {options['context_length']} of each row context"
         )
     else:
         data_line = f"{recipe.data}: {sizes} sequences"
         batches = f"{training.batch_size} sequences, in a new order in each epoch"
     training_lines = [
         f"batches of {batches}",
-        f"{training.optimizer} {training.learning_rate:g}, up to epoch {training.epochs}",
+        f"{options['optimizer']} {options['learning_rate']:g}, up to epoch {training.epochs}",
         *_describe_cycle(recipe, loaded),
     ]
     chosen = ", ".join(f"{k}={v}" for k, v in recipe.arguments.items() if v not in (None, 0, ()))
@@ -48,11 +48,14 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
 
 def _describe_cycle(recipe, loaded):
     """Returns a warning if the cycle of the learning rate does not end with the last epoch."""
-    training = recipe.training
-    if training.decay_steps is None:
+    options = recipe.training.options()
+    if "decay_steps" not in options:
         return []
-    warmup = training.warmup_steps or 0
-    steps, cycle = training.epochs * len(recipe.stream(loaded.train)), warmup + training.decay_steps
+    warmup = options.get("warmup_steps", 0)
+    steps, cycle = (
+        recipe.training.epochs * len(recipe.stream(loaded.train)),
+        warmup + options["decay_steps"],
+    )
     if steps == cycle:
         return []
     return [

@@ -18,6 +18,7 @@ from typing import Any
 from keras_streams import files
 from trellis_keras.files import read_json
 from trellis_keras.training.checkpoint import is_complete, latest, progress, read_state
+from trellis_keras.zoo.training_settings import Training
 
 RECIPE = "recipe.json"
 PATHS = "paths.json"
@@ -56,17 +57,17 @@ def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
     settings = read_json(path, "a recipe of this version")
     try:
         flat(settings)["epochs"], settings["name"], settings["data_checksum"]
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a recipe of this version: {error!r}") from error
     return settings
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns {field: value} of a recipe's dict; the name of the model is `model`."""
+    """Returns {option: value} of a recipe's dict; the name of the model is `model`."""
     flat = {"model" if key == "name" else key: value for key, value in settings.items()}
-    nested = [flat.pop(key) for key in ("arguments", "training")]
     flat.pop("trellis_keras", None)
-    return {**flat, **nested[0], **nested[1]}
+    arguments, training = flat.pop("arguments"), Training.from_config(flat.pop("training"))
+    return {**flat, **arguments, **training.options()}
 
 
 def flat_settings(folder: str | os.PathLike) -> dict[str, Any]:

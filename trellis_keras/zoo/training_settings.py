@@ -1,0 +1,345 @@
+"""How a model is trained: optimizer, learning-rate schedule, stopping rule, batches.
+
+The parts are objects of Keras and of `trellis_keras.training`, which check their own arguments.
+"""
+
+import dataclasses
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from trellis_keras import training
+from trellis_keras.layers.checks import check_positive
+
+# The classes of each part by the names that options take. A recipe from others makes no object of
+# any other class.
+PARTS: dict[str, dict[str, type]] = {
+    "optimizer": {
+        "sgd": training.SGD,
+        "asgd": training.ASGD,
+        "adam": training.Adam,
+        "rmsprop": training.RMSprop,
+        "adamw": keras.optimizers.AdamW,
+        "lion": keras.optimizers.Lion,
+        "nadam": keras.optimizers.Nadam,
+        "keras_sgd": keras.optimizers.SGD,
+        "keras_adam": keras.optimizers.Adam,
+        "keras_rmsprop": keras.optimizers.RMSprop,
+    },
+    "schedule": {
+        "PlateauDecay": training.PlateauDecay,
+        "StepDecay": training.StepDecay,
+        "ExponentialDecay": training.ExponentialDecay,
+        "ASGDSwitch": training.ASGDSwitch,
+    },
+    "stopping": {"EarlyStopping": training.EarlyStopping},
+    "growth": {"GrowingDepth": training.GrowingDepth},
+}
+_COSINE = {"CosineDecay": keras.optimizers.schedules.CosineDecay}
+_NAMES = {"global_clipnorm": "clip_norm"}  # arguments of Keras by the names of our optimizers
+_NO_KERNEL = "^(?!.*kernel)"  # matches names without "kernel"
+
+
+def one_cycle(
+    peak: float, *, warmup_steps: int | None = None, decay_steps: int
+) -> keras.optimizers.schedules.CosineDecay:
+    """Returns a learning rate that rises from 0 to `peak`, then falls to 0 by a cosine."""
+    cosine = keras.optimizers.schedules.CosineDecay
+    if not warmup_steps:
+        return cosine(peak, decay_steps)
+    return cosine(0.0, decay_steps, warmup_target=peak, warmup_steps=warmup_steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Training:
+    """How a model is trained.
+
+    The objects are templates: each model gets copies of them. All their arguments are options of
+    `zoo.recipe` and of `trellis-keras train`: those of the optimizer by their names (`clip_norm`
+    also sets `global_clipnorm` of Keras' optimizers; `decay_steps` and `warmup_steps` are those of
+    a cosine), those of the other objects after the name of the field, such as `schedule_factor`.
+
+    Args:
+        optimizer: An optimizer of `trellis_keras.training` or `keras.optimizers`, with a constant
+            `learning_rate` or a `keras.optimizers.schedules.CosineDecay`. The `weight_decay` of
+            Keras' optimizers applies to kernels only, not to biases and gains.
+        schedule: `training.PlateauDecay`, `StepDecay`, `ExponentialDecay` or `ASGDSwitch`.
+            Defaults to None: the learning rate is the optimizer's.
+        stopping: `training.EarlyStopping`. Defaults to None, no early stopping.
+        growth: `training.GrowingDepth`, for language models of TrellisNets. Defaults to None.
+        batch_size: Positive integer, number of rows per batch.
+        epochs: Positive integer, maximum number of epochs.
+        stream: Dict of the other arguments of the batches. Language models: `sequence_length`, the
+            number of tokens per row, and `context_length`, how many of them are read but not
+            scored. Music: `transpose`, the probability of transposing a piece by -6 to 5
+            semitones, and `note_dropout`, the fraction of notes dropped from the input but still
+            predicted. Images: `shift`, the maximum shift in pixels.
+
+    Example:
+
+    >>> adam = keras.optimizers.Adam(2e-3, global_clipnorm=0.4)
+    >>> Training(optimizer=adam, batch_size=32, epochs=10)
+    Training(batch_size=32, epochs=10, optimizer='keras_adam', learning_rate=0.002, clip_norm=0.4)
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    schedule: keras.callbacks.Callback | None = None
+    stopping: training.EarlyStopping | None = None
+    growth: training.GrowingDepth | None = None
+    batch_size: int
+    epochs: int
+    stream: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, classes in PARTS.items():
+            part = getattr(self, name)
+            if not (part is None and name != "optimizer") and type(part) not in classes.values():
+                raise ValueError(_not_one_of(name, classes, part))
+        check_positive(batch_size=self.batch_size, epochs=self.epochs)
+        own = _arguments(self.optimizer)
+        if not 0 < own["learning_rate"] < math.inf:
+            raise ValueError(f"`learning_rate` must be positive. Received: {own['learning_rate']}")
+        if self.schedule is not None and own["decay_steps"]:
+            raise ValueError(
+                "A `schedule` changes a constant learning rate. Omit it, or `decay_steps`. "
+                f"Received: {type(self.schedule).__name__}, decay_steps={own['decay_steps']}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Training) and self.get_config() == other.get_config()
+
+    def __repr__(self) -> str:
+        return f"Training({', '.join(f'{k}={v!r}' for k, v in self.options().items())})"
+
+    def make_optimizer(self) -> keras.optimizers.Optimizer:
+        """Returns a new optimizer."""
+        optimizer = _copy(self.optimizer)
+        if optimizer.weight_decay:  # of Keras' optimizers; ours have `l2`
+            optimizer.exclude_from_weight_decay(var_names=[_NO_KERNEL])
+        return optimizer
+
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """Returns new callbacks for `fit`: the growing depth, the schedule, the stopping rule."""
+        return [_copy(part) for part in (self.growth, self.schedule, self.stopping) if part]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns JSON values; objects are as `keras.saving.serialize_keras_object` writes them."""
+        written: dict[str, Any] = {}
+        for name in PARTS:
+            if (part := getattr(self, name)) is not None:
+                config = keras.saving.serialize_keras_object(part)
+                written[name] = config | {"config": _config(part)}
+        rest = {"batch_size": self.batch_size, "epochs": self.epochs, "stream": dict(self.stream)}
+        return json.loads(json.dumps({**written, **rest}))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Training":
+        """Returns the settings with the result of `get_config`, which others may have written.
+
+        Raises:
+            ValueError, KeyError or TypeError: It names a class that is not one of `PARTS`, or wrong
+                arguments.
+        """
+        parts = {name: _read(config[name], PARTS[name]) for name in PARTS if name in config}
+        return cls(**{**config, **parts})
+
+    def options(self) -> dict[str, Any]:
+        """Returns {option: value}, without arguments of objects that have their default values."""
+        found = self._plain()
+        for name, classes in PARTS.items():
+            if (part := getattr(self, name)) is not None:
+                found[name] = _name_of(part, classes)
+                found |= _differing(name, part, _defaults(type(part)))
+        return found
+
+    def option_names(self, given: Mapping[str, Any]) -> list[str]:
+        """Returns the options that `replace` takes, with the objects that are among `given`."""
+        names = ["batch_size", "epochs", *PARTS]
+        for name in PARTS:
+            kind = self._class_of(name, given)
+            names += [_prefix(name) + argument for argument in _defaults(kind)] if kind else []
+        return names
+
+    def replace(self, **given: Any) -> "Training":
+        """Returns a copy with some options replaced.
+
+        An object of another class takes over the arguments that it shares with the one that it
+        replaces. None removes an object.
+        """
+        names = ("batch_size", "epochs", "stream")
+        fields: dict[str, Any] = {name: given[name] for name in names if name in given}
+        for name in PARTS:
+            kind, part = self._class_of(name, given), given.get(name, getattr(self, name))
+            if kind is not None:
+                known, part = (
+                    _defaults(kind),
+                    getattr(self, name) if isinstance(part, str) else part,
+                )
+                new = {k: given[_prefix(name) + k] for k in known if _prefix(name) + k in given}
+                old = _arguments(part)
+                if type(part) is not kind:
+                    old = {k: v for k, v in old.items() if k in known}
+                if new or type(part) is not kind:
+                    part = _make(kind, old | new)
+            fields[name] = part
+        return dataclasses.replace(self, **fields)
+
+    def changes(self, base: "Training") -> dict[str, Any]:
+        """Returns the options with which `base.replace` returns these settings."""
+        own, theirs = self._plain(), base._plain()
+        found = {k: own.get(k) for k in {**theirs, **own} if own.get(k) != theirs.get(k)}
+        for name, classes in PARTS.items():
+            part, before = getattr(self, name), getattr(base, name)
+            if type(part) is not type(before):
+                found[name] = None if part is None else _name_of(part, classes)
+            if part is not None:
+                found |= _differing(name, part, _defaults(type(part)) | _arguments(before))
+        return found
+
+    def _plain(self):
+        return {"batch_size": self.batch_size, "epochs": self.epochs, **self.stream}
+
+    def _class_of(self, name, given):
+        """Returns the class of a part after `replace`, or None."""
+        classes, part = PARTS[name], given.get(name, getattr(self, name))
+        if isinstance(part, str) and part in classes:
+            return classes[part]
+        if part is None and name not in given and len(classes) == 1:
+            (kind,) = classes.values()
+            return kind if any(option.startswith(_prefix(name)) for option in given) else None
+        if part is not None and type(part) not in classes.values():
+            raise ValueError(_not_one_of(name, classes, part))
+        return None if part is None else type(part)
+
+
+def adamw_cycle(
+    peak: float,
+    *,
+    weight_decay: float,
+    clip_norm: float,
+    warmup_steps: int,
+    decay_steps: int,
+    batch_size: int,
+    epochs: int,
+    growth: training.GrowingDepth | None = None,
+    **stream: Any,
+) -> Training:
+    """Returns the settings of most fast recipes: AdamW with `one_cycle`."""
+    rate = one_cycle(peak, warmup_steps=warmup_steps, decay_steps=decay_steps)
+    return Training(
+        optimizer=keras.optimizers.AdamW(
+            rate, weight_decay=weight_decay, global_clipnorm=clip_norm
+        ),
+        growth=growth,
+        batch_size=batch_size,
+        epochs=epochs,
+        stream=stream,
+    )
+
+
+def _prefix(name):
+    return "" if name == "optimizer" else f"{name}_"
+
+
+def _not_one_of(name, classes, part):
+    return f"`{name}` must be one of {', '.join(classes)}. Received: {part!r}"
+
+
+def _name_of(part, classes):
+    return next(name for name, kind in classes.items() if kind is type(part))
+
+
+def _differing(name, part, others):
+    """Returns {option: value} of the arguments of a part that differ from others."""
+    arguments, known = _arguments(part), _defaults(type(part))
+    return {_prefix(name) + k: arguments[k] for k in known if arguments[k] != others.get(k)}
+
+
+def _defaults(kind):
+    """Returns {argument: default} of a class, for the arguments that are options.
+
+    `learning_rate` has no default.
+    """
+    parameters = inspect.signature(kind).parameters.values()
+    named = [p for p in parameters if p.name not in ("name", "verbose", "kwargs")]
+    found = {_NAMES.get(parameter.name, parameter.name): parameter.default for parameter in named}
+    is_optimizer = issubclass(kind, keras.optimizers.Optimizer)
+    names = ("learning_rate", "decay_steps", "warmup_steps") if is_optimizer else ()
+    return found | dict.fromkeys(names)
+
+
+def _config(part):
+    """Returns the configuration of a part, without the name that Keras numbers.
+
+    The learning rate has as few digits as identify it.
+    """
+    config = {name: value for name, value in part.get_config().items() if name != "name"}
+    rate = config.get("learning_rate")
+    if isinstance(rate, float) and np.float32(rate) == rate:  # as a float32 variable returns it
+        config["learning_rate"] = float(str(np.float32(rate)))
+    return config
+
+
+def _copy(part):
+    return type(part).from_config(_config(part))
+
+
+def _arguments(part):
+    """Returns {argument: value} of a part, as options have them."""
+    if part is None:
+        return {}
+    found = {_NAMES.get(name, name): value for name, value in _config(part).items()}
+    if not isinstance(part, keras.optimizers.Optimizer):
+        return found
+    rate = found["learning_rate"]
+    cycle = rate["config"] if isinstance(rate, dict) else {}
+    found |= {name: cycle.get(name) for name in ("decay_steps", "warmup_steps")}
+    if cycle:
+        found["learning_rate"] = cycle.get("warmup_target") or cycle.get("initial_learning_rate")
+        again = keras.saving.serialize_keras_object(_cycle(found))
+        if again != rate:
+            raise ValueError(
+                "`learning_rate` must be a number or a CosineDecay from 0 over `warmup_target` to "
+                f"0. Received: {rate}"
+            )
+    return found
+
+
+def _make(kind, arguments):
+    """Returns an object with the arguments of `_arguments`."""
+    if issubclass(kind, keras.optimizers.Optimizer):
+        arguments = {**arguments, "learning_rate": _cycle(arguments)}
+        del arguments["decay_steps"], arguments["warmup_steps"]
+        if "global_clipnorm" in inspect.signature(kind).parameters:
+            arguments["global_clipnorm"] = arguments.pop("clip_norm")
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def _cycle(arguments):
+    """Returns the learning rate of the result of `_arguments`: a number, or a cosine."""
+    rate, decay_steps = arguments["learning_rate"], arguments["decay_steps"]
+    rate = float(rate) if isinstance(rate, int) else rate  # Keras takes no integer
+    if decay_steps is None:
+        if arguments["warmup_steps"]:
+            raise ValueError("`warmup_steps` needs `decay_steps`.")
+        return rate
+    return one_cycle(rate, warmup_steps=arguments["warmup_steps"], decay_steps=decay_steps)
+
+
+def _read(written, classes):
+    """Returns the object of a configuration, whose class must be one of `classes`."""
+    known = {keras.saving.get_registered_name(kind): kind for kind in classes.values()}
+    name = written["registered_name"] or written["class_name"]
+    if name not in known:
+        raise ValueError(f"expected one of {', '.join(known)}. Received: {name!r}")
+    arguments = written["config"].items()
+    config = {k: _read(v, _COSINE) if isinstance(v, dict) else v for k, v in arguments}
+    return known[name].from_config(config)
