@@ -324,7 +324,8 @@ def read_file(path: Path) -> bytes:
         ValueError: If it is empty, damaged, or unpacks to far more than its size.
     """
     if path.suffix == ".gz":
-        check_gzip(path)
+        for _ in read_blocks(path):  # checks its size in little memory
+            pass
     with open_file(path) as file:
         content = (gzip.open(file) if path.suffix == ".gz" else file).read()
     if not content:
@@ -332,25 +333,36 @@ def read_file(path: Path) -> bytes:
     return content
 
 
-def read_blocks(path: Path, description: str) -> Iterator[bytes]:
+def read_blocks(path: Path, description: str | None = None) -> Iterator[bytes]:
     """Yields a file in blocks, decompressed if its name ends with `.gz`.
 
     Args:
         path: The file.
-        description: String, the title of the progress bar on a terminal.
+        description: String, the title of the progress bar on a terminal. Defaults to `None`, no
+            bar.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If it is damaged, or unpacks to far more than its size.
     """
-    bar = {"total": path.stat().st_size, "desc": description, "disable": None}
-    with (
-        open_file(path) as stored,
-        tqdm.wrapattr(stored, "read", **bar) as file,
-        _refuse_damage(path),
-    ):
+    stored_size, size = path.stat().st_size, 0
+    limit = max(MAX_UNPACKED, _MAX_EXPANSION * stored_size)
+    hidden = True if description is None else None  # None: on a terminal only
+    bar = {"total": stored_size, "desc": description, "disable": hidden}
+    with open_file(path) as stored, tqdm.wrapattr(stored, "read", **bar) as file:
         content = gzip.open(file) if path.suffix == ".gz" else file
-        while block := content.read(_BLOCK):
-            yield block
+        try:
+            while block := content.read(_BLOCK):
+                size += len(block)
+                if content is not file and size > limit:
+                    raise ValueError(
+                        f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times "
+                        "its size. If you trust it, unpack it first"
+                    )
+                yield block
+        except EOFError as error:
+            raise ValueError(f"{path} is truncated: the compressed data end early") from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is not a valid gzip file: {error}") from error
 
 
 def checksum(contents: Iterable[Any]) -> str:
@@ -365,33 +377,6 @@ def file_checksum(path: str | os.PathLike) -> str:
     """Returns the `checksum` of a file as it is stored."""
     with reading(path), open_file(path) as file:
         return checksum(iter(lambda: file.read(_BLOCK), b""))
-
-
-def check_gzip(path: Path) -> None:
-    """Unpacks a gzip file in little memory, to check that it is valid.
-
-    Raises:
-        ValueError: If it is damaged, or unpacks to far more than its size.
-    """
-    limit, size = max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size), 0
-    with open_file(path) as stored, _refuse_damage(path), gzip.open(stored) as file:
-        while block := file.read(_BLOCK):
-            size += len(block)
-            if size > limit:
-                raise ValueError(
-                    f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
-                    "size. If you trust it, unpack it first"
-                )
-
-
-@contextlib.contextmanager
-def _refuse_damage(path):
-    try:
-        yield
-    except EOFError as error:
-        raise ValueError(f"{path} is truncated: the compressed data end early") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a valid gzip file: {error}") from error
 
 
 def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
