@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras.layers.checks import check_positive, check_tokens
 from trellis_keras.models import losses
 from trellis_keras.models.base import text_rows
-from trellis_keras.models.gradients import with_gradient
+from trellis_keras.models.gradients import compiled, with_gradient
 from trellis_keras.models.language_model import LanguageModel
 
 RULES = ("rms", "sgd")
@@ -94,8 +94,8 @@ class DynamicEvaluation:
         self.rule = rule
         (self.segment_length,) = check_positive(segment_length=segment_length)
         self._rms: list[np.ndarray] | None = None
-        self._gradient = _compiled(with_gradient(self._loss))
-        self._learn = _compiled(self._step)
+        self._gradient = compiled(with_gradient(self._loss))
+        self._learn = compiled(self._step)
 
     def collect_statistics(self, batches: Iterable, steps: int | None = None) -> None:
         """Measures the gradients of training batches, which the rule `"rms"` needs.
@@ -207,13 +207,3 @@ class DynamicEvaluation:
             hidden, cache = model.hidden_prefill(x, cache)
             nll = model.head.loss(hidden[:, -y.shape[1] :], y)
         return losses.weighted_mean(nll, ops.cast(weight, nll.dtype)), (nll, cache)
-
-
-def _compiled(function: Callable) -> Callable:
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(function)
-    from keras_streams import runtime_tf
-
-    return runtime_tf.compiled(function, xla=False)

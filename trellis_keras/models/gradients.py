@@ -22,6 +22,25 @@ def with_gradient(function: Callable) -> Callable:
     return runtime_tf.with_gradient(function)
 
 
+def compiled(function: Callable, xla: bool = False) -> Callable:
+    """Returns a function of tensors, compiled where the backend compiles.
+
+    Args:
+        function: Function of tensors that reads no variables.
+        xla: Boolean, whether TensorFlow compiles it with XLA. Defaults to `False`.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.jit(function)
+    if backend == "torch":
+        return function
+    from keras_streams import runtime_tf
+
+    return runtime_tf.compiled(function, xla)
+
+
 def _on_jax(function):
     import jax
 

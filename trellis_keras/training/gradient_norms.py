@@ -10,7 +10,7 @@ from keras import ops
 from keras_streams.protocol import at_least_float32, without_carried_states
 from trellis_keras._keras_internals import direct_layers, own_trainable_variables
 from trellis_keras.models.base import BackboneModel
-from trellis_keras.models.gradients import with_gradient
+from trellis_keras.models.gradients import compiled, with_gradient
 from trellis_keras.types import Logs, Tensor
 
 
@@ -142,7 +142,8 @@ class LossGradient:
         if not (model.built and model.compiled):
             raise ValueError("The gradient of the loss requires a built and compiled model.")
         self.model = model
-        self._gradient = _compiled_gradient(self._loss, model)
+        gradient = with_gradient(lambda *arguments: (self._loss(*arguments), ()))
+        self._gradient = gradient if model.run_eagerly else compiled(gradient, model.jit_compile)
 
     def __call__(self, batch: Sequence) -> list[Tensor]:
         batch = keras.tree.map_structure(_to_tensor, keras.utils.unpack_x_y_sample_weight(batch))
@@ -150,7 +151,7 @@ class LossGradient:
         # Small gradients would be 0 in float16 without the optimizer's loss scale.
         scale = ops.convert_to_tensor(self.model.optimizer.scale_loss(ops.ones(())))
         with without_carried_states(self.model):
-            gradients = self._gradient(self._weights(), others, batch, scale)
+            _, gradients = self._gradient(self._weights(), others, batch, scale)
         return self._unscale(gradients, scale)
 
     def _weights(self):
@@ -176,30 +177,6 @@ class LossGradient:
             y_pred = self.model(inputs, training=True)
             loss = self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
             return loss * ops.cast(scale, loss.dtype)
-
-
-def _compiled_gradient(loss, model):
-    """Differentiates with respect to the first argument, compiled like the model's train step."""
-    backend = keras.backend.backend()
-    if backend not in ("tensorflow", "jax", "torch"):
-        raise ValueError(
-            "Gradients require the TensorFlow, JAX or PyTorch backend. "
-            f"Received: backend={backend!r}"
-        )
-    differentiate = with_gradient(lambda *arguments: (loss(*arguments), ()))
-
-    def gradient(*arguments):
-        return differentiate(*arguments)[1]
-
-    if model.run_eagerly or backend == "torch":
-        return gradient
-    if backend == "jax":
-        import jax
-
-        return jax.jit(gradient)
-    import tensorflow as tf
-
-    return tf.function(gradient, jit_compile=bool(model.jit_compile), autograph=False)
 
 
 def _group_indices(groups, model):
