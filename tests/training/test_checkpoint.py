@@ -139,7 +139,7 @@ def test_completed_training_says_so(trained, copied, capsys):
     assert len(fit(model, 2).history["loss"]) == 2, "`fit` without Checkpoint is not affected"
 
 
-def test_stopped_training_is_complete(tmp_path, capsys):
+def test_stopped_training_is_complete(tmp_path, capsys, monkeypatch):
     def stop(epoch, logs):
         model.stop_training = epoch == 1
 
@@ -153,7 +153,8 @@ def test_stopped_training_is_complete(tmp_path, capsys):
     assert len(fit(model, 6, Checkpoint(tmp_path)).history["loss"]) == 4
     # A time limit behind the checkpoint does not complete it.
     folder, clock = tmp_path / "limited", itertools.count()
-    fit(model, 4, Checkpoint(folder), TimeLimit(1, clock=lambda: next(clock)))
+    monkeypatch.setattr("trellis_keras.training.stopping.monotonic", lambda: next(clock))
+    fit(model, 4, Checkpoint(folder), TimeLimit(1))
     assert not read_state(folder / "epoch-0001.npz")["stopped"]
     assert len(fit(model, 4, Checkpoint(folder)).history["loss"]) == 3
 
@@ -314,7 +315,7 @@ def fit_on(stream, model, epochs, *callbacks):
 
 
 @pytest.mark.both_backends
-def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path):
+def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monkeypatch):
     def model():
         model = make_model()
         model.compile(Adam(0.05), loss="mse", metrics=["mae"], run_eagerly=True)
@@ -323,9 +324,10 @@ def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path):
     whole = model()
     history = fit_on(Batches(), whole, 3, Checkpoint(tmp_path / "whole"))
     folder, seconds = tmp_path / "killed", itertools.count(step=30)
+    monkeypatch.setattr("trellis_keras.training.checkpoint.monotonic", lambda: next(seconds))
 
     def checkpoint():  # after every second batch
-        return Checkpoint(folder, save_minutes=1, clock=lambda: next(seconds))
+        return Checkpoint(folder, save_minutes=1)
 
     with pytest.raises(InterruptedError):
         fit_on(Batches(), model(), 3, checkpoint(), Killed(8 + 5))

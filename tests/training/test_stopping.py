@@ -98,6 +98,8 @@ def test_a_lost_validation_ends_training_before_anything_is_saved(tmp_path):
 
 # A time limit
 
+CLOCK = "trellis_keras.training.stopping.monotonic"
+
 
 class Clock(keras.callbacks.Callback):
     """A clock that advances in each epoch by its seconds."""
@@ -142,25 +144,28 @@ def epochs_until_stopped(limit, clock, stopped_by_others_after=None):
         (60, 0, [10] * 6, 6),
     ],
 )
-def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected):
+def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected, monkeypatch):
     clock = Clock(*epochs)
-    limit = TimeLimit(seconds, clock=clock)
+    monkeypatch.setattr(CLOCK, clock)
+    limit = TimeLimit(seconds)
     clock.now += lost_before
     assert epochs_until_stopped(limit, clock) == expected
     assert limit.stopped == (expected < 6)
 
 
 @pytest.mark.parametrize(("epochs", "others"), [([10, 10], 1), ([10], None)])
-def test_finished_training_is_not_stopped(epochs, others):
+def test_finished_training_is_not_stopped(epochs, others, monkeypatch):
     clock = Clock(*epochs)
-    limit = TimeLimit(5, clock=clock)
+    monkeypatch.setattr(CLOCK, clock)
+    limit = TimeLimit(5)
     assert epochs_until_stopped(limit, clock, others) == 1
     assert not limit.stopped
 
 
-def test_training_resumes_after_the_limit(tmp_path, capsys):
+def test_training_resumes_after_the_limit(tmp_path, capsys, monkeypatch):
     clock = Clock(*[10] * 4)
-    limit = TimeLimit(20, clock=clock, command="train again")
+    monkeypatch.setattr(CLOCK, clock)
+    limit = TimeLimit(20, command="train again")
     assert fit(make_model(), 4, clock, Checkpoint(tmp_path), limit, verbose=2).epoch == [0, 1]
     told = "Stopped by the time limit after 2 of 4 epochs. To resume: train again"
     assert capsys.readouterr().out.splitlines()[-1] == told

@@ -1,6 +1,5 @@
 """Runs: what training leaves, resuming, damage, exact evaluation, and runs that are killed."""
 
-import functools
 import itertools
 import json
 import os
@@ -14,7 +13,6 @@ from tests.support.run_checks import arrays, assert_same_end
 from tests.support.small_runs import STATEFUL, TINY, tiny_recipe, tiny_run, write_text
 from trellis_keras import data, zoo
 from trellis_keras.models import SequenceRegressor
-from trellis_keras.training import TimeLimit
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
@@ -130,8 +128,7 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
         small |= {"warmup_steps": 3, "decay_steps": 20}
         recipe = zoo.recipe("tcn_jsb", setting="fast", **small)
     clock = itertools.count(step=60)  # each look at it takes a minute
-    limit = functools.partial(TimeLimit, clock=lambda: next(clock))
-    monkeypatch.setattr("trellis_keras.zoo.run.training.TimeLimit", limit)
+    monkeypatch.setattr("trellis_keras.training.stopping.monotonic", lambda: next(clock))
     run, processes = tmp_path / "run", 0
     while not (run.exists() and runs.is_finished(run)):
         runs.train(recipe, run, verbose=0, max_minutes=minutes)

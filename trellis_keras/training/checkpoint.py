@@ -8,11 +8,11 @@ its batches.
 
 import json
 import re
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import keras
@@ -96,7 +96,6 @@ class Checkpoint(keras.callbacks.Callback):
             saved. Defaults to `"epoch"`.
         save_minutes: Positive number, minutes between checkpoints within an epoch. The newest is
             kept until the epoch ends. Defaults to `None`, no checkpoints within an epoch.
-        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
 
     Raises:
         ValueError: If an argument is out of range or the folder cannot be written to. When training
@@ -123,7 +122,6 @@ class Checkpoint(keras.callbacks.Callback):
         keep: int = 2,
         save_freq: str | int = "epoch",
         save_minutes: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.seed = check_integer("seed", seed, minimum=0)
@@ -141,7 +139,6 @@ class Checkpoint(keras.callbacks.Callback):
         self.callbacks = list(callbacks)
         self.save_freq = 1 if isinstance(save_freq, str) else save_freq
         self.save_minutes = save_minutes
-        self._clock = clock
         self._last_saved = None  # (path, callbacks' states)
         self._written = None  # the newest checkpoint of this object
         self._passing = None  # (path, state, arrays) of a checkpoint within an epoch
@@ -165,7 +162,7 @@ class Checkpoint(keras.callbacks.Callback):
         set_initial_epoch(self.model, None)
         set_seeds(self.model, self.seed, epoch)
         self._epoch, self._batches_done = epoch, self._batches_before
-        self._last_time = self._clock()
+        self._last_time = monotonic()
         if self._passing is not None:
             (path, state, arrays), self._passing = self._passing, None
             _assign(self.model, ("passing",), state, arrays, path)
@@ -174,13 +171,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._batches_done = self._batches_before + batch + 1
         if self.save_minutes is None:
             return
-        if self._clock() - self._last_time >= 60 * self.save_minutes:
+        if monotonic() - self._last_time >= 60 * self.save_minutes:
             self.save_within_epoch()
 
     def save_within_epoch(self) -> None:
         """Saves the state after the current batch, for callbacks that stop training there."""
         self._save(self._epoch, {}, self._batches_done)
-        self._last_time = self._clock()
+        self._last_time = monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._batches_before = 0

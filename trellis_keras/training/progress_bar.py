@@ -1,7 +1,6 @@
 """What is printed while a model trains."""
 
-import time
-from collections.abc import Callable
+from time import monotonic
 
 import keras
 
@@ -13,20 +12,18 @@ class BatchProgress(keras.callbacks.Callback):
 
     Args:
         seconds: Positive number, the minimum time between two lines. Defaults to 60.
-        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
     """
 
-    def __init__(self, seconds: float = 60, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = 60) -> None:
         super().__init__()
         self.seconds = seconds
-        self._clock = clock
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._epoch, self._last = epoch, self._clock()
+        self._epoch, self._last = epoch, monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        if self._clock() - self._last >= self.seconds:
-            self._last = self._clock()
+        if monotonic() - self._last >= self.seconds:
+            self._last = monotonic()
             figures = "".join(f" - {name}: {float(v):.4f}" for name, v in (logs or {}).items())
             print(
                 f"Epoch {self._epoch + 1}/{self.params['epochs']}: batch "

@@ -1,8 +1,7 @@
 """Callbacks that stop training: at a loss that is not finite, and at a time limit."""
 
 import math
-import time
-from collections.abc import Callable
+from time import monotonic
 
 import keras
 
@@ -92,7 +91,6 @@ class TimeLimit(keras.callbacks.Callback):
             `None`.
         command: String, the command that resumes training, for the final message. Defaults to
             `None`.
-        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
 
     Attributes:
         stopped: Boolean, whether the limit has stopped the last `fit`.
@@ -114,7 +112,6 @@ class TimeLimit(keras.callbacks.Callback):
         *,
         checkpoint: Checkpoint | None = None,
         command: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         if not seconds > 0:
@@ -122,13 +119,12 @@ class TimeLimit(keras.callbacks.Callback):
         self.checkpoint = checkpoint
         self.command = command
         self.stopped = False
-        self._clock = clock
-        self._deadline = clock() + seconds
+        self._deadline = monotonic() + seconds
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self.stopped = False
         self._epochs = 0
-        self._epoch_end = self._clock()
+        self._epoch_end = monotonic()
         self._epoch_times, self._batch_times = _Longest(), _Longest()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
@@ -136,12 +132,12 @@ class TimeLimit(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         if self.checkpoint is not None:
-            self._batch_begin = self._clock()
+            self._batch_begin = monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self.checkpoint is None:
             return
-        now = self._clock()
+        now = monotonic()
         longest = self._batch_times.add(now - self._batch_begin)
         if batch + 1 < self.params["steps"] and now + 2 * longest > self._deadline:
             self.checkpoint.save_within_epoch()
@@ -152,7 +148,7 @@ class TimeLimit(keras.callbacks.Callback):
             raise EpochInterrupted
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        now = self._clock()
+        now = monotonic()
         # From end to end, which includes the other callbacks' `on_epoch_begin`.
         longest = self._epoch_times.add(now - self._epoch_end)
         self._epoch_end = now
