@@ -126,6 +126,36 @@ def test_a_mean_over_all_steps_moves_after_many():
     assert np.max(np.abs(found - expected)) < 0.01 * scale
 
 
+def denoiser(bins=17):
+    """Masks the spectrum of each frame by the logarithms of all powers, those of noise too."""
+    n = 2 * bins - 2
+    angles = 2 * np.pi * np.arange(n)[:, None] * np.arange(bins) / n
+    transform = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    share = np.where(np.arange(2 * bins) % bins % (bins - 1), 2 / n, 1 / n)
+    frame = keras.Input((None, n))
+    spectrum = layers.Dense(2 * bins, use_bias=False)(frame)
+    re, im = spectrum[..., :bins], spectrum[..., bins:]
+    power = re * re + im * im + 1e-6
+    mask = ops.sigmoid(ops.log(power) + ops.mean(ops.log(power), axis=-1, keepdims=True) + 8)
+    y = layers.Dense(n, use_bias=False)(ops.concatenate([re * mask, im * mask], axis=-1))
+    model = keras.Model(frame, y)
+    model.set_weights([transform, (transform * share).T])
+    return model
+
+
+def test_a_mask_by_the_logarithm_of_power_is_close_to_keras():
+    """Of a signal whose frequencies have powers from 1 to 1e-6."""
+    model = denoiser()
+    rng, t = np.random.default_rng(0), np.arange(100 * 32)
+    tones = sum(10.0**-k * np.sin(2 * np.pi * t * (4 * k + 2) / 32) for k in range(4))
+    x = (tones * np.hanning(800)[t % 800] + 1e-3 * rng.normal(size=len(t))).astype("float32")
+    x = x.reshape(100, 32)
+    stream = native(model, quantization="int8", representative_data=x)
+    expected = keras_steps(model, x)
+    error = np.stack([stream.step(row) for row in x]) - expected
+    assert np.sum(error**2) < 1e-4 * np.sum(expected**2)
+
+
 def test_sums_of_many_products_do_not_overflow():
     model = keras.Sequential(
         [keras.Input((None, 1200)), layers.Dense(2, kernel_initializer="ones")]

@@ -84,6 +84,20 @@ static void product(
     }
 }
 """,
+    "wide_product": """
+/* y = start + x w, with a shift for each of the n columns. */
+static void wide_product(
+    int32_t *y, int n, const int32_t *start, const REAL *x, int rows,
+    const int16_t *w, const int8_t *shift)
+{
+    for (int k = 0; k < n; k++, w += rows) {
+        int64_t sum = 0;
+        for (int i = 0; i < rows; i++)
+            sum += (int64_t)x[i] * w[i];
+        y[k] = clip32(start[k] + align(sum, shift[k]));
+    }
+}
+""",
     "sum_products": """
 /* The sums of the terms a * b, with `shift` fewer fractional bits. */
 static void sum_products(
@@ -179,10 +193,11 @@ static void shorten(int8_t *y, int n, const int16_t *x, int stride)
 }
 _NEEDS = {
     "product": ["clip16", "align"],
+    "wide_product": ["clip32", "align"],
     "sum_products": ["clip16", "align"],
 }
 _REDUCE = """
-static void reduce_{name}_{X}(
+static void reduce_{name}_{X}_{Y}(
     {Y} *y, int n, int terms, const {X} *x, int term, int step, int shift)
 {{
     for (int i = 0; i < n; i++) {{
@@ -327,11 +342,48 @@ def _means(program, groups):
     return reached(following) & reached(preceding)
 
 
-def _read_in_16(program, groups, means):
-    """Casts means of 64 bits for the operations that read 16."""
+_LOGARITHMS = {"Log", "Log1p"}
+_WIDE_MAPS = {
+    *("Add", "Subtract", "Multiply", "Square", "Negative", "Absolute"),
+    *("Maximum", "Minimum", "Where", "Sqrt"),
+}
+
+
+def _before_logarithms(program, groups):
+    """Returns the buffers from which logarithms are computed: powers and energies.
+
+    Small values count as much as large ones there, so they have 32 bits, and the weights of their
+    products 16.
+    """
+    ops = [op for group in groups for op in group]
+    writers, found = {op.buffer: op for op in ops}, set()
+    new = {b for op in ops if op.name in _LOGARITHMS for b in program.owners(op.args[0])}
+    while new:
+        b = new.pop()
+        op = writers.get(b)
+        if op is None or b in found or b.dtype != program.real:
+            continue
+        is_product = op.kind == "product" and program.values(op.args[0]) is not None
+        if op.kind in ("reduce", "copy") or is_product or op.name in _WIDE_MAPS:
+            found.add(b)
+            new |= program.reads([op])
+    narrow = None
+    while narrow != set():
+        narrow = {
+            b
+            for b in found
+            if writers[b].kind == "copy"
+            and any(a not in found and a.kind != "constant" for a in program.reads([writers[b]]))
+        }
+        found -= narrow
+    return found
+
+
+def _read_in_16(program, groups, wide):
+    """Casts numbers of more than 16 bits for the operations that read 16."""
 
     def cast(cells, like):
-        if not means & set(program.owners(cells)):
+        if not wide & set(program.owners(cells)):
             return cells
         buffer = program.buffer("work", cells.shape, program.real, scope=like.scope)
         op = Op("map", "Cast", buffer, [cells.reshape(-1)], scope=like.scope, guard=like.guard)
@@ -341,7 +393,7 @@ def _read_in_16(program, groups, means):
     found = []
     for group in groups:
         (first, *_) = group
-        if first.kind != "map" and first.buffer not in means:
+        if first.kind not in ("map", "reduce") and first.buffer not in wide:
             first.args = [cast(cells, first) for cells in first.args]
         found.append(group)
     program.output = cast(program.output, groups[-1][0])
@@ -376,7 +428,7 @@ def _bits(largest, limit=15):
     """
     if largest == 0:
         return 15
-    return min(math.floor(math.log2((2**limit - 1) / (_HEADROOM * largest))), limit)
+    return min(math.floor(math.log2((2**limit - 1) / (_HEADROOM * largest))), limit + 15)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,8 +445,8 @@ class _FixedPrinter(Printer):
     nothing, is_real = "INT16_MIN", False
 
     def __init__(self, program, groups, prefix, about, x, small_rings):
-        self.means = _means(program, groups)
-        groups = _read_in_16(program, groups, self.means)
+        self.means, self.wide = _means(program, groups), _before_logarithms(program, groups)
+        groups = _read_in_16(program, groups, self.means | self.wide)
         self._calibrate(program, groups, x)
         self._choose_types(program, groups, small_rings)
         self.front: list[Op] = []
@@ -464,6 +516,8 @@ class _FixedPrinter(Printer):
                 readers.setdefault(b, []).append(op)
         tied = set(self.shared._parents) | set(self.shared._parents.values())
         outputs = set(program.owners(program.output))
+        for b in self.wide:
+            b.dtype = "int32"
         for op in ops:
             b, of = op.buffer, readers.get(op.buffer, [])
             is_kept = b in self.means or b in outputs
@@ -567,6 +621,9 @@ class _FixedPrinter(Printer):
     # Operations
 
     def product(self, op):
+        if op.buffer in self.wide:
+            self.wide_product(op)
+            return
         start, *operands = op.args
         rows, n = start.shape
         y, y_bits = self.pointer(op.buffer, 0), self.bits(op.buffer)
@@ -609,6 +666,26 @@ class _FixedPrinter(Printer):
             self.rows_loop(op, rows, text, (y, n), more[:2], (x, step))
             more = y, n, 0
 
+    def wide_product(self, op):
+        """Adds a product with weights of 16 bits and a result of 32."""
+        start, *operands = op.args
+        rows, n = start.shape
+        y, y_bits = self.pointer(op.buffer, 0), self.bits(op.buffer)
+        first = self.quantized(self.program.values(start), y_bits, op.scope, "start", "int32_t")
+        begin = first, n
+        for cells, matrix in zip(operands, op.matrices, strict=True):
+            ((p,), step) = passes.rows_of(self.program, cells, n)
+            matrix = matrix.astype("float64")
+            w_bits = np.array([_bits(largest) for largest in np.max(np.abs(matrix), axis=0)])
+            w = np.clip(np.rint(matrix * 2.0**w_bits), -32767, 32767).astype("int16").T
+            w = self.table(w, op.scope, "kernel", "int16_t")
+            shifts = np.clip(w_bits + self.bits(p.buffer) - y_bits, -30, 62).astype("int8")
+            shifts = self.table(shifts, op.scope, "shift", "int8_t")
+            name = self.use("wide_product", T=TYPES[p.buffer.dtype])
+            text = f"{name}(%s, {n}, %s, %s, {p.size}, {w}, {shifts});"
+            self.rows_loop(op, rows, text, (y, n), begin, (self.pointer(p.buffer, p.offset), step))
+            begin = y, n
+
     def dot(self, op):
         name, y, n = self.use("sum_products"), self.pointer(op.buffer, 0), op.size
         arguments, bits = [], 0
@@ -639,7 +716,7 @@ class _FixedPrinter(Printer):
         if op.buffer.dtype == "int64":
             raise ValueError("A sum of integers has no integer version.")
         clip = "clip32" if op.buffer.dtype == "int32" else "clip16"
-        name = f"reduce_{op.name}_{kinds['X']}"
+        name = f"reduce_{op.name}_{kinds['X']}_{kinds['Y']}"
         if name not in self.functions:
             self.use(clip), self.use("align")
             text = _REDUCE.strip().format(name=op.name, both=_FOLDS[op.name], clip=clip, **kinds)
@@ -675,8 +752,8 @@ class _FixedPrinter(Printer):
             to = f"{target} + {p.start}" if p.start else target
             if p.buffer.kind == "constant" and kind in ("int16", "int8", "int32"):
                 values = self.program.values(cells[p.start : p.stop])
-                x, stride = self.quantized(values, bits, op.scope, "constant"), 1
-                source = "int16"
+                source, stride = "int32" if kind == "int32" else "int16", 1
+                x = self.quantized(values, bits, op.scope, "constant", TYPES[source])
             else:
                 x, stride, source = self.pointer(p.buffer, p.offset), p.stride, p.buffer.dtype
             if kind == "int16" and source in ("int64", "bool"):
@@ -863,7 +940,8 @@ class _Body:
         shift = number.bits - bits
         if shift == 0:
             return number.text
-        name = "align" if number.size > 16 or shift < -14 else "shifted"
+        shift = min(shift, 62)
+        name = "shifted" if number.size == 16 and -15 < shift < 31 else "align"
         return f"{self.printer.use(name)}({number.text}, {shift})"
 
     def local(self, text, bits, size=16):
@@ -1093,13 +1171,15 @@ class _Body:
         more = 30 + x.bits % 2
         text = self.rooted(x, more)
         text = f"{self.printer.use('align')}({text}, {(x.bits + more) // 2 - bits})"
-        return self.local(self.clipped(text, b), bits, b.dtype == "int32")
+        return self.local(self.clipped(text, b), bits, _SIZES[b.dtype])
 
     def rsqrt(self, x, bits, b):
         more = 30 + x.bits % 2
-        place = bits + (x.bits + more) // 2
-        text = f"{self.printer.use('divide')}(1, {self.rooted(x, more)}, {min(place, 62)})"
-        return self.local(self.clipped(text, b), bits, b.dtype == "int32")
+        root_bits = (x.bits + more) // 2
+        place = min(bits + root_bits, 62)
+        text = f"{self.printer.use('divide')}(1, {self.rooted(x, more)}, {place})"
+        text = self.aligned(_Number(text, place - root_bits, 64), bits)
+        return self.local(self.clipped(text, b), bits, _SIZES[b.dtype])
 
     def rooted(self, x, more):
         text = f"(int64_t)({x.text} < 0 ? 0 : {x.text}) * ((int64_t)1 << {more})"
@@ -1116,4 +1196,4 @@ class _Body:
         found = f"{self.printer.use('log2_of')}({table}, {x.text} < 1 ? 1 : {x.text})"
         text = f"({found} - {x.bits} * (int64_t)16777216) * {round(math.log(2) * 2**30)}"
         text = f"{self.printer.use('align')}({text}, {54 - bits})"
-        return self.local(self.clipped(text, b), bits, b.dtype == "int32")
+        return self.local(self.clipped(text, b), bits, _SIZES[b.dtype])
