@@ -123,7 +123,6 @@ def test_weights_that_do_not_fit(arrays):
     for other, message in (
         (made(plain, SHAPE, normalization="layer"), "have no normalization.*must be None"),
         (made(plain, SHAPE, activation="silu"), "applies the activation twice"),
-        (made(plain, SHAPE, residual=False), "residual=True.*Received.*residual=False"),
         (plain(), "not built"),
         (keras.layers.Dense(3), "must be a TCN or a model"),
     ):

@@ -232,11 +232,6 @@ def _check(layer):
             f"only for relu and linear. Received: {layer.name} with activation="
             f"{keras.activations.serialize(block.activation)!r}"
         )
-    if not block.residual or layer.condition_size is not None:
-        raise ValueError(
-            "keras-tcn has only blocks with residual=True and condition_size=None. Received: "
-            f"{layer.name} with residual={block.residual}, condition_size={layer.condition_size}"
-        )
 
 
 def _fold(kernel, bias, gamma, beta, mean, variance):

@@ -211,12 +211,11 @@ class TruncatedRNN(TrellisLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-        condition: Tensor | None = None,
     ) -> Any:
         self._check_segment(inputs.shape[1], initial_state)
         if inputs.shape[1] is None and (self.stateful or initial_state is not None):
             inputs = self._checked_when_run(inputs)
-        return super().call(inputs, initial_state, training, mask, output_length, condition)
+        return super().call(inputs, initial_state, training, mask, output_length)
 
     def compute_output_spec(
         self,
@@ -225,12 +224,9 @@ class TruncatedRNN(TrellisLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-        condition: Tensor | None = None,
     ) -> Any:
         self._check_segment(inputs.shape[1], initial_state)
-        return super().compute_output_spec(
-            inputs, initial_state, training, mask, output_length, condition
-        )
+        return super().compute_output_spec(inputs, initial_state, training, mask, output_length)
 
     def _check_segment(self, time, initial_state):
         has_states = self.stateful or initial_state is not None
@@ -259,7 +255,6 @@ def _check_structure(layer):
         dilation_rate=(set(layer.dilations), {1}),
         injection_every=(layer.injection_every, 1),
         go_backwards=(layer.go_backwards, False),
-        condition_size=(layer.condition_size, None),
         group_starts=(starts, list(range(1, len(groups) + 1))),
         output_units=(layer.output_units, groups[-1]),
     )

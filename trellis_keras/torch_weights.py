@@ -332,8 +332,7 @@ def _of_lru(layer):
             biases = tuple(f"{module}.bias" for module in modules if _has_bias(cell, module))
             found.append(Parameter(cell.kernels[n], weights, _columns_of_h1))
             found.append(Parameter(cell.recurrent_kernels[n], weights, _columns_of_h2))
-            if cell.use_bias:
-                found.append(Parameter(cell.biases[n], biases, lambda *b: np.concatenate(b)))
+            found.append(Parameter(cell.biases[n], biases, lambda *b: np.concatenate(b)))
     return found
 
 

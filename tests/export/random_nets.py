@@ -37,7 +37,6 @@ def random_net(seed, dtype="float32"):
             activation=one_of("glu", *ACTIVATIONS[:-2]),
             normalization=one_of(None, "layer", "batch"),
             skip_connections=one_of(True, False),
-            residual=one_of(True, True, False),
             weight_norm=one_of(True, False),
             dropout=one_of(0.0, 0.3),
         )
@@ -68,7 +67,6 @@ def random_net(seed, dtype="float32"):
             variant=one_of("ug", "rg", "ps"),
             convention=one_of("paper", "authors"),
             cells_per_node=some(1, 2),
-            use_bias=one_of(True, False),
             use_gate_bias=one_of(True, False),
         )
 
@@ -78,7 +76,7 @@ def random_net(seed, dtype="float32"):
         if one_of(True, False):
             width = one_of(CHANNELS, 2 * CHANNELS)
             return one_of(
-                [RHNCell(units, some(1, 3), carry=one_of("coupled", "independent"), use_bias=bias)],
+                [RHNCell(units, some(1, 3))],
                 [
                     RHNCell(width, 1),
                     GridLSTMCell(
@@ -87,7 +85,6 @@ def random_net(seed, dtype="float32"):
                         update=one_of("parallel", "sequential"),
                         share_depth_weights=one_of(True, False),
                         return_memory=one_of(True, False),
-                        use_bias=bias,
                     ),
                 ],
             )

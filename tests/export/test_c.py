@@ -246,7 +246,6 @@ REFUSED = {
         lambda: built(keras.Sequential([TCN(4, 2, depth=1), LRU(4, dtype="float64")])),
         "computes in float32, float64",
     ),
-    "condition.c": (lambda: built(TCN(4, 2, depth=1, condition_size=3)), "condition_size=3"),
     "unknown.c": (
         lambda: built(keras.Sequential([TCN(4, 2, depth=1), Odd(3)])),
         "the operation Erfinv has no C code",

@@ -152,7 +152,6 @@ BAD = {
     r"`dropout` must be in \[0, 1\). Received: dropout=1.0": (LRUCell, {"dropout": 1.0}),
     "recurrent_dropout=-0.1": (GridLSTMCell, {"recurrent_dropout": -0.1}),
     "transition_depth=1.5": (RHNCell, {"transition_depth": 1.5}),
-    '`carry` must be "coupled" or "independent".*none': (RHNCell, {"carry": "none"}),
     "depth=0": (GridLSTMCell, {"depth": 0}),
     '`update` must be "parallel" or "sequential".*both': (GridLSTMCell, {"update": "both"}),
 }
@@ -183,13 +182,11 @@ def test_bad_states(name):
         cell(noise(2, 5), right)
 
 
-def test_regularizers_and_constraints():
-    kinds = ("kernel", "recurrent", "bias")
-    options = {f"{kind}_regularizer": "l2" for kind in kinds}
+def test_regularizers():
+    options = {f"{kind}_regularizer": "l2" for kind in ("kernel", "recurrent", "bias")}
     for make in CELLS.values():
-        cell = built(make(**options, **{f"{kind}_constraint": "non_neg" for kind in kinds}), 4)
+        cell = built(make(**options), 4)
         assert len(cell.losses) == len(cell.weights)
-        assert all(w.constraint is not None for w in cell.weights)
 
 
 def sigmoid(a):
@@ -289,18 +286,15 @@ def rhn_equations(cell, x, s, input_mask=1.0, state_mask=1.0):
         for layer in range(depth):
             a = (s * state_mask) @ recurrent[layer]
             a = a + (x[:, t] * input_mask) @ kernel if layer == 0 else a
-            a = a + biases[layer] if biases else a
-            h, gate, *carry = np.split(a, kernel.shape[1] // cell.units, axis=-1)
-            carry = sigmoid(carry[0]) if carry else 1 - sigmoid(gate)
-            s = np.tanh(h) * sigmoid(gate) + s * carry
+            h, gate = np.split(a + biases[layer], 2, axis=-1)
+            s = np.tanh(h) * sigmoid(gate) + s * (1 - sigmoid(gate))
         outputs.append(s)
     return np.stack(outputs, 1)
 
 
 @exact
-@pytest.mark.parametrize("carry", ["coupled", "independent"])
-def test_rhn_equations(carry):
-    cell = built(RHNCell(4, 3, carry=carry, use_bias=carry == "independent"), 7)
+def test_rhn_equations():
+    cell = built(RHNCell(4, 3), 7)
     x, s = noise(3, 5, 7), noise(3, 4, seed=1)
     expected = rhn_equations(cell, x, s).astype(x.dtype)
     found = keras.layers.RNN(cell, **STATES)(x, initial_state=s)
@@ -320,12 +314,12 @@ def test_rhn_weights():
     assert cell.count_params() == 12 * 7**2 + 10 * 7
     for bias in cell.get_weights()[-5:]:
         np.testing.assert_array_equal(bias, [0] * 7 + [-2] * 7)
-    cell = RHNCell(5, 2, carry="independent", transform_bias_initializer="ones")
+    cell = RHNCell(5, 2, transform_bias_initializer="ones")
     cell.build((None, 3))
     names = ["kernel", "recurrent_kernel_1", "recurrent_kernel_2", "bias_1", "bias_2"]
     assert [w.name for w in cell.weights] == names
-    assert [w.shape for w in cell.weights] == [(3, 15), (5, 15), (5, 15), (15,), (15,)]
-    np.testing.assert_array_equal(cell.get_weights()[-1], [0] * 5 + [1] * 5 + [-1] * 5)
+    assert [w.shape for w in cell.weights] == [(3, 10), (5, 10), (5, 10), (10,), (10,)]
+    np.testing.assert_array_equal(cell.get_weights()[-1], [0] * 5 + [1] * 5)
 
 
 # Grid-LSTM. The authors of the LRU call the depth LSTM of node l `layers.l.0`, with h2 as input
@@ -390,8 +384,7 @@ def lstm(h1, h2, m, kernel, recurrent_kernel, bias=0.0):
 def grid_equations(cell, x, states, h1_mask=1.0, h2_mask=1.0):
     """Outputs [h1', m1'] (batch, time, 2 units) and last states, by Eqs. 5 and 6."""
     weights = [np.asarray(w, "float64") for w in cell.get_weights()]
-    size = 3 if cell.use_bias else 2
-    lstms = [weights[i : i + size] for i in range(0, len(weights), size)]
+    lstms = [weights[i : i + 3] for i in range(0, len(weights), 3)]
     nodes = list(zip(lstms[::2], lstms[1::2], strict=True))
     nodes = nodes * (cell.depth // len(nodes))
     states, outputs = list(states), []
@@ -413,9 +406,7 @@ def grid_equations(cell, x, states, h1_mask=1.0, h2_mask=1.0):
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
 def test_grid_lstm_equations(update, share):
     """Shared weights with memories in and out, own weights without."""
-    cell = GridLSTMCell(
-        3, 2, update=update, share_depth_weights=share, return_memory=share, use_bias=not share
-    )
+    cell = GridLSTMCell(3, 2, update=update, share_depth_weights=share, return_memory=share)
     built(cell, 6 if share else 3)
     x, states = noise(3, 5, 6 if share else 3), [noise(3, 3, seed=i) for i in range(1, 5)]
     y, ends = grid_equations(cell, x, states)
@@ -441,10 +432,6 @@ def test_grid_lstm_weights():
         cell.build((None, 7))
         assert cell.count_params() == (16 * 7**2 + 8 * 7) * (1 if share else depth)
     assert {"depth_kernel_1", "time_recurrent_kernel_3"} < {w.name for w in cell.weights}
-    names = ["depth_kernel", "depth_recurrent_kernel", "time_kernel", "time_recurrent_kernel"]
-    cell = GridLSTMCell(7, 2, use_bias=False)
-    cell.build((None, 7))
-    assert [w.name for w in cell.weights] == names
     for use in (True, False):
         cell = GridLSTMCell(3, unit_forget_bias=use)
         cell.build((None, 3))

@@ -124,7 +124,7 @@ def test_training_with_xla_on_any_length(make):
 
 
 LAYERS = {
-    "TrellisLayer": (TrellisLayer, {"units": N(4), "depth": N(2), "condition_size": N(3)}),
+    "TrellisLayer": (TrellisLayer, {"units": N(4), "depth": N(2)}),
     "dilations": (TrellisLayer, {"units": 4, "depth": 3, "dilation_rate": 2 ** np.arange(3)}),
     "TCN": (TCN, {"filters": N(4), "kernel_size": N(3), "depth": N(2)}),
     "TCN of a list": (TCN, {"filters": [N(4), N(5)], "kernel_size": 2, "dilations": [N(1), N(3)]}),

@@ -21,7 +21,6 @@ from tests.support.layer_checks import (
     check_streaming,
     made,
     noise,
-    run_layer,
 )
 from trellis_keras import kernels
 from trellis_keras.layers import TCN, TCNBlock, depth_for
@@ -69,7 +68,6 @@ LAYERS = {
         dropout=0.3,
         dropout_kind="spatial",
         output_length=4,
-        condition_size=3,
         seed=1,
     ),
     "centered": functools.partial(TCN, 4, 3, depth=2, padding="same", activation="silu", seed=1),
@@ -86,7 +84,6 @@ LAYERS = {
         normalization="layer",
         skip_connections=True,
         return_sequences=False,
-        residual=False,
         seed=1,
     ),
 }
@@ -111,7 +108,7 @@ def test_layer(name):
 def test_all_blocks_have_the_layers_options():
     layer = LAYERS["other options"]()
     for block in layer.blocks:
-        assert (block.residual, block.weight_norm, block.activation) == (False, False, "glu")
+        assert (block.weight_norm, block.activation) == (False, "glu")
 
 
 @both
@@ -164,11 +161,10 @@ def test_block():
     )
     check_config(make)
     check_causality(make, (2, 8, 3))
-    check_streaming(made(functools.partial(make, condition_size=2), (2, 6, 3)), noise(2, 6, 3))
-    branch = made(functools.partial(make, filters=3, residual=False), (2, 6, 3))
-    with_x = made(functools.partial(make, filters=3), (2, 6, 3))
-    x, z = noise(2, 6, 3), branch(noise(2, 6, 3))
-    assert_close(with_x(x), keras.activations.silu(x + z))
+    check_streaming(made(make, (2, 6, 3)), noise(2, 6, 3))
+    block, x = made(functools.partial(make, filters=3), (2, 6, 3)), noise(2, 6, 3)
+    y, z = block.output_and_branch(x)
+    assert_close(y, keras.activations.silu(x + z))
     for activation in ("glu", keras.activations.glu):
         assert TCNBlock(3, 2, activation=activation).activation == "glu"
 
@@ -299,11 +295,10 @@ def test_weights_start_as_documented():
 def test_dropout_kinds():
     x = noise(4, 9, 30) + 3
     for kind in ("spatial", "element"):
-        block = TCNBlock(
-            30, 2, dropout=0.5, dropout_kind=kind, activation="linear", residual=False, seed=1
-        )
-        assert np.all(block(x))
-        dropped = np.asarray(block(x, training=True)) == 0
+        block = TCNBlock(30, 2, dropout=0.5, dropout_kind=kind, activation="linear", seed=1)
+        block.build(x.shape)
+        assert np.all(block.output_and_branch(x)[1])
+        dropped = np.asarray(block.output_and_branch(x, training=True)[1]) == 0
         assert 0.4 < dropped.mean() < 0.6
         whole = dropped.all(axis=1)
         assert np.array_equal(dropped.any(axis=1), whole) == (kind == "spatial")
@@ -314,12 +309,12 @@ def test_dropout_kinds():
 
 def test_image_data_format_does_not_matter():
     layer, x = made(LAYERS["tcn"], (2, 12, 4)), noise(2, 12, 4)
-    expected = run_layer(layer, x)
+    expected = layer(x)
     keras.config.set_image_data_format("channels_first")
     try:
-        assert_close(run_layer(layer, x), expected)
+        assert_close(layer(x), expected)
         with kernels.disabled():
-            assert_close(run_layer(layer, x), expected)
+            assert_close(layer(x), expected)
     finally:
         keras.config.set_image_data_format("channels_last")
 
@@ -334,7 +329,6 @@ BAD = {
     "must not be empty": {"depth": None, "dilations": []},
     "padding` must be.*'valid'": {"padding": "valid"},
     "the step in the middle": {"padding": "same", "return_sequences": False},
-    "condition_size.*positive": {"condition_size": 0},
     "output_length` must be None": {"go_backwards": True, "output_length": 1},
     "no argument `nb_filters`. Use `filters`": {"nb_filters": 3},
     "no argument `use_batch_norm`. Use `normalization=.batch.`": {"use_batch_norm": True},
@@ -362,18 +356,9 @@ def test_arguments_of_keras_tcn_alone():
 
 
 def test_bad_calls():
-    def tcn(**options):
-        return made(functools.partial(TCN, 5, 3, depth=2, **options), (1, 9, 4))
-
-    x, layer, conditioned = noise(1, 9, 4), tcn(), tcn(condition_size=2)
+    x, layer = noise(1, 9, 4), made(functools.partial(TCN, 5, 3, depth=2), (1, 9, 4))
     centered = made(functools.partial(TCNBlock, 4, 3, padding="same"), (1, 9, 4))
     for call, message in (
-        (lambda: layer(x, condition=noise(1, 2)), "`condition` needs a layer with `condition_siz"),
-        (lambda: conditioned(x), "needs `condition`, a tensor .batch, 2.*None"),
-        (
-            lambda: conditioned.initial_cache(1, condition=noise(1, 3)),
-            "`condition` must have shape .None, 2.. Received.*3",
-        ),
         (lambda: layer(x, initial_state=[noise(1, 5)]), "call `prefill"),
         (lambda: layer.blocks[1].step(x[:, 0, :1], layer.initial_cache(1)[0]), "must have shape"),
         (lambda: layer.blocks[1].step(noise(2, 5), layer.initial_cache(2)[0]), "does not fit"),

@@ -59,7 +59,7 @@ def test_a_tcn_with_centered_taps():
     for centered, delay in (
         (TCN(4, 3, depth=2, padding="same", normalization="layer"), 6),
         (TCN(3, 2, depth=3, padding="same", activation="glu", skip_connections=True), 8),
-        (TCN([3, 4], 4, depth=2, padding="same", residual=False, dropout=0.5), 10),
+        (TCN([3, 4], 4, depth=2, padding="same", dropout=0.5), 10),
         (TCN(3, 3, depth=1, padding="same", normalization="batch"), 2),
         (TCNBlock(4, 4, dilation_rate=2, padding="same"), 6),
     ):

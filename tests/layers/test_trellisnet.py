@@ -17,7 +17,6 @@ from tests.support.layer_checks import (
     check_kernels,
     check_layer,
     check_streaming,
-    conditions,
     made,
     noise,
     outputs_and_gradients,
@@ -75,7 +74,6 @@ VARIANTS = {
         "kernel_size": 3,
         "dilation_rate": [1, 2],
         "weight_norm": True,
-        "condition_size": 2,
     },
     "auxiliary": {"cell": "rnn", "injection_every": 2, "aux_every": 2, "return_aux": True},
     "last step": {"cell": "mgu", "kernel_size": 1, "return_sequences": False},
@@ -196,7 +194,7 @@ def test_equation(name, plain, floatx):
 
 CASES = {
     "chop": (14, 5, False, False, {"depth": 8, "aux_every": 3, "return_aux": True}),
-    "last step": (12, 1, True, False, {"depth": 8, "return_state": True, "condition_size": 2}),
+    "last step": (12, 1, True, False, {"depth": 8, "return_state": True}),
     "dilation cycle": (15, 4, True, False, {"depth": 7, "dilation_rate": [1, 3]}),
     "doubling": (32, 1, False, False, {"depth": 6, "dilation_rate": DOUBLING, "unroll": None}),
     "two outputs": (32, 2, False, False, {"depth": 6, "dilation_rate": DOUBLING, "unroll": None}),
@@ -213,7 +211,6 @@ CASES = {
     "masked": (12, 4, True, True, {"depth": 6, "return_state": True, "dilation_rate": [2, 1]}),
     "masked from zeros": (12, 4, False, True, {}),
     "unrolled": (10, 3, True, True, {"unroll": True}),
-    "condition": (12, 4, True, False, {"depth": 7, "injection_every": 2, "condition_size": 2}),
 }
 
 
@@ -254,9 +251,7 @@ def test_kernels_equal_the_plain_pass(name, floatx, loops):
 
 @in_double
 @only_tensorflow
-@pytest.mark.parametrize(
-    "name", slow_but(["dilation cycle", "user", "masked", "groups", "condition"], "masked")
-)
+@pytest.mark.parametrize("name", slow_but(["dilation cycle", "user", "masked", "groups"], "masked"))
 def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
     check_case(name, how="xla")
@@ -546,7 +541,6 @@ def test_last_step_of_rows_of_different_lengths(floatx):
         ({"groups": [3, 5], "group_starts": [1, 6]}, r"group_starts=\[1, 6\].*depth=5"),
         ({"unroll": "yes"}, "unroll='yes'"),
         ({"dropout": 1.0}, "rate=1.0"),
-        ({"condition_size": 0}, "condition_size=0"),
         ({"go_backwards": True, "stateful": True}, "go_backwards=True, stateful=True"),
         ({"go_backwards": True, "output_length": 2}, "`output_length` must be None"),
     ],
@@ -639,7 +633,6 @@ def test_a_cache_holds_what_the_past_taps_see():
             "dilation_rate": [1, 3, 2],
             "cell": "gru",
             "injection_every": 2,
-            "condition_size": 2,
         },
         {"kernel_size": 1, "cell": "user"},
         {"groups": [1, 2, 1], "group_starts": [2, 1, 4], "kernel_structure": "mixed_group"},
@@ -651,9 +644,8 @@ def test_stream_equals_forward(options, floatx, monkeypatch):
     x, initial = noise(2, 9, CHANNELS), initial_states(layer, 2)
     check_streaming(layer, x, 6, initial_state=initial)
     with kernels.disabled():
-        given = {"initial_state": initial, **conditions(layer, x)}
-        cache = layer.initial_cache(2, **given)
-        assert_close(layer.step(x[:, 0], cache)[0], layer(x, **given)[:, 0])
+        cache = layer.initial_cache(2, initial)
+        assert_close(layer.step(x[:, 0], cache)[0], layer(x, initial_state=initial)[:, 0])
 
 
 def test_the_program_of_a_step_does_not_grow_with_depth():

@@ -34,9 +34,8 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     symbolic and actual shapes agree; it trains in a compiled `fit`; half precision stays near
     float32, and float64 is kept whatever floatx is; outputs depend on no later inputs, and on
     `receptive_field` earlier ones; kernels compute what the equations say; streaming equals the
-    forward pass; padding with a mask changes nothing, nor does NaN in masked steps. A layer with a
-    `condition_size` gets a condition in every call. Errors name the inputs, states and caches that
-    do not fit.
+    forward pass; padding with a mask changes nothing, nor does NaN in masked steps. Errors name the
+    inputs, states and caches that do not fit.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -102,14 +101,14 @@ def check_shapes(make, input_shape):
     """Computed, symbolic and actual shapes and dtypes agree, with known and unknown sizes."""
     layer = made(make, input_shape)
     batch, time, channels = input_shape
-    outputs = keras.tree.flatten(run_layer(layer, noise(*input_shape)))
+    outputs = keras.tree.flatten(layer(noise(*input_shape)))
     actual = [tuple(y.shape) for y in outputs]
     assert _flat_shapes(layer.compute_output_shape(input_shape)) == actual
-    static = keras.tree.flatten(run_layer(layer, keras.Input((time, channels), batch_size=batch)))
+    static = keras.tree.flatten(layer(keras.Input((time, channels), batch_size=batch)))
     assert [tuple(y.shape) for y in static] == actual
     dtypes = [keras.backend.standardize_dtype(y.dtype) for y in outputs]
     assert [y.dtype for y in static] == dtypes
-    unknown = keras.tree.flatten(run_layer(layer, keras.Input((None, channels))))
+    unknown = keras.tree.flatten(layer(keras.Input((None, channels))))
     for symbolic, shape in zip(unknown, actual, strict=True):
         assert len(symbolic.shape) == len(shape) and symbolic.shape[0] is None
         assert symbolic.shape[-1] == shape[-1]
@@ -124,12 +123,10 @@ def check_fit_and_file(make, input_shape):
     """A compiled model trains all weights of the layer, and its file gives the same model."""
     layer = made(make, input_shape)
     x = noise(*input_shape)
-    expected_outputs = keras.tree.flatten(run_layer(layer, x))
+    expected_outputs = keras.tree.flatten(layer(x))
     inputs = keras.Input((None, input_shape[-1]))
-    given = conditions(layer, inputs)
-    outputs = keras.tree.flatten(layer(inputs, **given))
-    model = keras.Model([inputs, *given.values()], outputs)
-    x = [x, *map(np.asarray, conditions(layer, x).values())]
+    outputs = keras.tree.flatten(layer(inputs))
+    model = keras.Model(inputs, outputs)
     predicted = keras.tree.flatten(model.predict_on_batch(x))
     for found, expected in zip(predicted, expected_outputs, strict=True):
         assert_close(found, expected, 20 * TOLERANCE[keras.config.floatx()])
@@ -153,15 +150,15 @@ def check_half_precision(make, input_shape):
     full, half = (made(make, input_shape, dtype=d) for d in ("float32", "mixed_bfloat16"))
     assert {w.dtype for w in half.weights} == {"float32"}
     x = noise(*input_shape).astype("float32")
-    both = (keras.tree.flatten(run_layer(layer, x)) for layer in (half, full))
+    both = (keras.tree.flatten(layer(x)) for layer in (half, full))
     for rough, exact in zip(*both, strict=True):
         assert keras.backend.standardize_dtype(rough.dtype) in ("bfloat16", "float32")
         rough, exact = (np.asarray(ops.cast(y, "float32")) for y in (rough, exact))
         assert np.linalg.norm(rough - exact) < 0.03 * np.linalg.norm(exact)
-    outputs = keras.tree.flatten(run_layer(half, x))
+    outputs = keras.tree.flatten(half(x))
     assert keras.backend.standardize_dtype(outputs[0].dtype) == "bfloat16"
     if hasattr(half, "state_sizes"):
-        y, cache = half.step(x[:, 0], half.initial_cache(len(x), **conditions(half, x)))
+        y, cache = half.step(x[:, 0], half.initial_cache(len(x)))
         assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
         carried = outputs[-len(half.state_sizes) :] if half.return_state else []
         carried += keras.tree.flatten(cache["states"] if isinstance(cache, dict) else cache)
@@ -174,9 +171,9 @@ def check_float64(make, input_shape, streams=True):
 
     def outputs():
         layer = made(make, input_shape, dtype="float64")
-        yield from keras.tree.flatten(run_layer(layer, x))
+        yield from keras.tree.flatten(layer(x))
         if streams:
-            cache = layer.initial_cache(x.shape[0], **conditions(layer, x))
+            cache = layer.initial_cache(x.shape[0])
             yield from keras.tree.flatten(layer.step(x[:, 0], cache))
 
     floatx = keras.config.floatx()
@@ -199,7 +196,7 @@ def check_causality(make, input_shape):
     t = time - 3  # of the outputs, which may be fewer than the inputs
 
     def output(x):
-        y = keras.tree.flatten(run_layer(layer, x))[0]
+        y = keras.tree.flatten(layer(x))[0]
         return ops.sum(ops.square(y[:, t - time])), ()
 
     _, _, (gradient,) = value_and_gradients(output, [], noise(*input_shape))
@@ -247,7 +244,6 @@ def outputs_and_gradients(
 
     def loss(x, *states):
         given = {"initial_state": list(states)} if states else {}
-        given |= conditions(layer, x)
         outputs = keras.tree.flatten(layer(x, training=training, **given, **options))
         # Weights that differ from output to output, so that no two errors cancel.
         wide = [ops.cast(y, keras.config.floatx()) for y in outputs]
@@ -279,7 +275,6 @@ def check_streaming(layer, x, steps=None, **initial):
         **initial: Arguments of both the call and `initial_cache`, such as `initial_state`.
     """
     x = ops.convert_to_tensor(np.asarray(x, keras.config.floatx()))
-    initial = initial | conditions(layer, x)
     steps = x.shape[1] // 2 if steps is None else steps
     start = layer.initial_cache(x.shape[0], **initial)
     for leaf in keras.tree.flatten(start):
@@ -309,12 +304,11 @@ def check_bad_streams(make, input_shape):
     """Streams of a layer that is not built, and caches, steps and states that do not fit."""
     layer, (batch, time, channels) = made(make, input_shape), input_shape
     new = make()
-    given = conditions(layer, noise(batch, time, channels))
-    cache = layer.initial_cache(batch, **given)
+    cache = layer.initial_cache(batch)
     for call, message in (
-        (lambda: new.initial_cache(batch, **given), f"{new.name} is not built.*build"),
+        (lambda: new.initial_cache(batch), f"{new.name} is not built.*build"),
         (lambda: new.step(noise(batch, channels), cache), f"{new.name} is not built.*build"),
-        (lambda: layer.initial_cache(0, **given), "batch_size=0"),
+        (lambda: layer.initial_cache(0), "batch_size=0"),
         (lambda: layer.step(noise(batch + 1, channels), cache), "does not fit .*batch size"),
         (lambda: layer.step(noise(batch, channels), [cache]), r"does not fit .*Received: \["),
         (lambda: layer.step(noise(batch, channels + 1), cache), r"`x` must have shape .*Received"),
@@ -327,7 +321,7 @@ def check_bad_streams(make, input_shape):
     for wrong in ([*states, *states], states[1:], [*states[1:], noise(batch, 99)]) if sizes else ():
         for call in (layer, lambda _, **initial: layer.initial_cache(batch, **initial)):
             with pytest.raises(ValueError, match=f"must hold {len(sizes)} tensors .*Received"):
-                call(noise(batch, time, channels), initial_state=wrong, **given)
+                call(noise(batch, time, channels), initial_state=wrong)
 
 
 def check_mask(make, input_shape):
@@ -335,7 +329,7 @@ def check_mask(make, input_shape):
     layer = made(make, input_shape)
     batch, time, channels = input_shape
     x, padding = noise(*input_shape), noise(batch, 2, channels, seed=1)
-    expected = keras.tree.flatten(run_layer(layer, x))
+    expected = keras.tree.flatten(layer(x))
     sequences = getattr(layer, "return_sequences", True)
     length = getattr(layer, "output_length", None) or time
     for pieces in ([padding, x], [x, padding]):
@@ -343,7 +337,7 @@ def check_mask(make, input_shape):
         valid = np.concatenate([np.full(p.shape[:2], p is x) for p in pieces], axis=1)
         given = {"output_length": time + 2} if length < time else {}
         together = np.concatenate(pieces, axis=1)
-        padded = keras.tree.flatten(run_layer(layer, together, mask=valid, **given))
+        padded = keras.tree.flatten(layer(together, mask=valid, **given))
         given_mask = valid
         if getattr(layer, "go_backwards", False):  # the outputs are in reverse order too
             pieces, valid = pieces[::-1], valid[:, ::-1]
@@ -357,7 +351,7 @@ def check_mask(make, input_shape):
             np.testing.assert_array_equal(mask[0], valid[:, -length:] if length < time else valid)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of Keras, where a layer does not support masks
-        run_layer(layer, keras.layers.Masking()(x))
+        layer(keras.layers.Masking()(x))
     _check_masked_nan(layer, input_shape)
     _check_attached_mask(layer, x)
 
@@ -368,7 +362,7 @@ def _check_masked_nan(layer, input_shape):
     x = noise(*input_shape)
 
     def loss(x):
-        outputs = keras.tree.flatten(run_layer(layer, x, mask=ops.convert_to_tensor(mask)))
+        outputs = keras.tree.flatten(layer(x, mask=ops.convert_to_tensor(mask)))
         return sum(ops.sum(ops.square(ops.cast(y, "float32"))) for y in outputs), outputs
 
     results = [
@@ -386,10 +380,10 @@ def _check_attached_mask(layer, x):
     states = [noise(len(x), size, seed=i) for i, size in enumerate(sizes or [])]
     given = {} if sizes is None else {"initial_state": states}
     masked = keras.layers.Masking()(ops.convert_to_tensor(x))
-    found = keras.tree.flatten(run_layer(layer, masked, **given))
+    found = keras.tree.flatten(layer(masked, **given))
     mask = np.any(x != 0, axis=-1)
-    expected = keras.tree.flatten(run_layer(layer, x, mask=mask, **given))
-    unmasked = keras.tree.flatten(run_layer(layer, x, **given))
+    expected = keras.tree.flatten(layer(x, mask=mask, **given))
+    unmasked = keras.tree.flatten(layer(x, **given))
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b)
     assert np.max(np.abs(np.asarray(found[0]) - np.asarray(unmasked[0]))) > 1e-3
@@ -420,24 +414,6 @@ def check_backwards(make, input_shape):
 
 
 # Helpers
-
-
-def conditions(layer, x):
-    """The argument `condition` for a layer that has one: an array, or for a symbolic x an input."""
-    size = getattr(layer, "condition_size", None)
-    if size is None:
-        return {}
-    if isinstance(x, keras.KerasTensor):
-        return {"condition": keras.Input((size,), batch_size=x.shape[0])}
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    rows = ops.arange(1, 1 + ops.shape(x)[0], dtype=dtype)
-    factors = np.random.default_rng(7).normal(size=(1, size)).astype(dtype)
-    return {"condition": ops.sin(ops.multiply(rows[:, None], factors))}
-
-
-def run_layer(layer, x, **options):
-    """The layer's outputs, with a condition if it has one."""
-    return layer(x, **conditions(layer, x), **options)
 
 
 def made(make, input_shape, **options):

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.protocol import check_shape
 from trellis_keras.types import Shape, Tensor
 
 
@@ -82,20 +81,20 @@ def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
     return [n for d in cycle for n in check_positive(dilation_rate=d)]
 
 
-def check_condition(condition: Tensor | None, condition_size: int | None) -> None:
-    """Raises ValueError unless a call's `condition` matches `condition_size`."""
-    if condition_size is None and condition is not None:
-        raise ValueError(
-            "`condition` needs a layer with `condition_size`, the number of its channels. "
-            f"Received: condition of shape {tuple(condition.shape)}, condition_size=None"
-        )
-    if condition_size is not None and condition is None:
-        raise ValueError(
-            f"A layer with condition_size={condition_size} needs `condition`, a tensor (batch, "
-            f"{condition_size}), in its call and in `initial_cache`. Received: condition=None"
-        )
-    if condition is not None:
-        check_shape("condition", condition, (None, condition_size))
+def without_removed(config: dict[str, Any], **removed: Any) -> dict[str, Any]:
+    """Returns the config of an earlier version without the options that no longer exist.
+
+    Args:
+        config: Config of a layer.
+        **removed: The former default of each removed option.
+
+    Raises:
+        ValueError: A removed option has another value.
+    """
+    for name, default in removed.items():
+        if config.get(name, default) != default:
+            raise ValueError(f"The option `{name}` no longer exists. Received: {config[name]!r}")
+    return {name: value for name, value in config.items() if name not in removed}
 
 
 def check_has_steps(layer: keras.Layer, inputs: Tensor) -> None:

@@ -5,8 +5,6 @@ A head is a `Head`: a layer that maps hidden states (..., channels) to log-proba
 
 - `loss(hidden, targets)`, -log p of each target, for training and evaluation. It need not compute
   the logits of all words;
-- `log_prob(hidden, targets)`, its negative;
-- `top_k(hidden, k)`, the most probable words;
 - `tie(embedding)`, which makes the embedding's matrix the output matrix.
 """
 
@@ -98,36 +96,6 @@ class Head(keras.layers.Layer):
         """Returns `loss` for an int32 tensor of valid targets."""
         log_p = self(hidden, training=training)
         return -ops.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
-
-    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Returns log p(target) of each target, in nats.
-
-        Args:
-            hidden: Tensor (..., channels).
-            targets: Integer tensor (...).
-        """
-        return -self.loss(hidden, targets)
-
-    def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Returns the k most probable words.
-
-        Args:
-            hidden: Tensor (..., channels).
-            k: Positive integer, at most `vocabulary_size`.
-
-        Returns:
-            Log-probabilities (..., k) in descending order, and the words' ids (..., k).
-
-        Raises:
-            ValueError: If `k` is out of range.
-        """
-        check_positive(k=k)
-        if k > self.vocabulary_size:
-            raise ValueError(
-                f"`k` must be at most vocabulary_size={self.vocabulary_size}. Received: k={k}"
-            )
-        log_p, words = ops.top_k(self(hidden), k)
-        return log_p, ops.cast(words, "int32")
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.vocabulary_size)
@@ -499,9 +467,6 @@ class AdaptiveSoftmax(Head):
     (2, 3, 1000)
     >>> head.loss(hidden, np.array([[3, 999, 100], [0, 150, 42]])).shape
     (2, 3)
-    >>> log_probs, words = head.top_k(hidden, k=5)
-    >>> words.shape
-    (2, 3, 5)
 
     Tied to the embedding of a language model:
 

@@ -12,12 +12,17 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers.checks import check_has_steps, check_positive, sequence_spec
+from trellis_keras.layers.checks import (
+    check_has_steps,
+    check_positive,
+    sequence_spec,
+    without_removed,
+)
 from trellis_keras.layers.masks import flip_time, resolve_mask
 from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
-from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 # The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses
 # z2 instead, without r1 it uses r2.
@@ -54,10 +59,9 @@ class LRUCell(RecurrentCell):
             `"paper"`.
         cells_per_node: Positive integer, number of chained cells, each with its own weights and
             reading both outputs of the previous one. Defaults to 1.
-        use_bias: Whether to use biases. Defaults to True.
         use_gate_bias: Whether the gates have biases. (False corresponds to `bias=False` in the
             authors' code.) Defaults to True.
-        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
+        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, `dropout`,
             `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 and
             `recurrent_dropout` h2 in the matrix products, not where they are mixed with p1 and p2.
 
@@ -91,7 +95,6 @@ class LRUCell(RecurrentCell):
         *,
         convention: str = "paper",
         cells_per_node: int = 1,
-        use_bias: bool = True,
         use_gate_bias: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -104,7 +107,6 @@ class LRUCell(RecurrentCell):
         self.variant = variant
         self.convention = convention
         self.cells_per_node = cells_per_node
-        self.use_bias = use_bias
         self.use_gate_bias = use_gate_bias
         self.gates = _GATES[variant]
         # Whether z weights the old state (Eqs. 9 and 10) or the new one (Eqs. 17 and 18).
@@ -129,9 +131,7 @@ class LRUCell(RecurrentCell):
             )
             self.kernels.append(kernel)
             self.recurrent_kernels.append(recurrent_kernel)
-            if self.use_bias:
-                bias = self.add_gate_weight("bias", bias_shape, n, name=f"bias{end}")
-                self.biases.append(bias)
+            self.biases.append(self.add_gate_weight("bias", bias_shape, n, name=f"bias{end}"))
 
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
@@ -173,8 +173,7 @@ class LRUCell(RecurrentCell):
 
         Blocks without a bias are zero in it.
         """
-        kernel, recurrent_kernel = self.kernels[n], self.recurrent_kernels[n]
-        bias = self.biases[n] if self.use_bias else ops.zeros(0)
+        kernel, recurrent_kernel, bias = self.kernels[n], self.recurrent_kernels[n], self.biases[n]
         bias = ops.pad(bias, [[kernel.shape[-1] - bias.shape[0], 0]])
         return tuple(ops.cast(weight, dtype) for weight in (kernel, recurrent_kernel, bias))
 
@@ -194,9 +193,10 @@ class LRUCell(RecurrentCell):
             "variant": self.variant,
             "convention": self.convention,
             "cells_per_node": self.cells_per_node,
-            "use_bias": self.use_bias,
             "use_gate_bias": self.use_gate_bias,
         }
+
+    _REMOVED = {**RecurrentCell._REMOVED, "use_bias": True}
 
 
 # The arguments that `LRU` passes on to its cells unchanged.
@@ -204,14 +204,10 @@ _CELL_ARGUMENTS = (
     "variant",
     "convention",
     "cells_per_node",
-    "use_bias",
     "use_gate_bias",
     "kernel_regularizer",
     "recurrent_regularizer",
     "bias_regularizer",
-    "kernel_constraint",
-    "recurrent_constraint",
-    "bias_constraint",
     "dropout",
     "recurrent_dropout",
 )
@@ -230,7 +226,7 @@ class LRU(StatefulLayer):
     Args:
         units: Positive integer, number of channels.
         depth: Positive integer, number of stacked cells. Defaults to 2.
-        variant, convention, cells_per_node, use_bias, use_gate_bias: See `LRUCell`.
+        variant, convention, cells_per_node, use_gate_bias: See `LRUCell`.
         input_projection: Whether a `Dense` layer, with bias, maps the input to `units` channels.
             Defaults to None, which adds it only if the input does not have `units` channels.
         return_sequences: Whether to return all steps, or only the last one. Defaults to True.
@@ -242,8 +238,6 @@ class LRU(StatefulLayer):
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
             `RecurrentCell`. The kernel and bias initializers also apply to the projection.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the cells.
-            Defaults to None.
-        kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the cells.
             Defaults to None.
         dropout, recurrent_dropout: Dropout rates of h1 and h2 in the matrix products. Each cell
             draws its own masks (batch, units), once per sequence. Defaults to 0.
@@ -280,7 +274,6 @@ class LRU(StatefulLayer):
         variant: str = "ug",
         convention: str = "paper",
         cells_per_node: int = 1,
-        use_bias: bool = True,
         use_gate_bias: bool = True,
         input_projection: bool | None = None,
         return_sequences: bool = True,
@@ -293,9 +286,6 @@ class LRU(StatefulLayer):
         kernel_regularizer: Regularizer = None,
         recurrent_regularizer: Regularizer = None,
         bias_regularizer: Regularizer = None,
-        kernel_constraint: Constraint = None,
-        recurrent_constraint: Constraint = None,
-        bias_constraint: Constraint = None,
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
@@ -323,7 +313,6 @@ class LRU(StatefulLayer):
                 variant,
                 convention=convention,
                 cells_per_node=cells_per_node,
-                use_bias=use_bias,
                 use_gate_bias=use_gate_bias,
                 kernel_initializer=seeded(self.kernel_initializer, seed, "LRU", i, "kernel"),
                 recurrent_initializer=seeded(
@@ -333,9 +322,6 @@ class LRU(StatefulLayer):
                 kernel_regularizer=kernel_regularizer,
                 recurrent_regularizer=recurrent_regularizer,
                 bias_regularizer=bias_regularizer,
-                kernel_constraint=kernel_constraint,
-                recurrent_constraint=recurrent_constraint,
-                bias_constraint=bias_constraint,
                 dropout=dropout,
                 recurrent_dropout=recurrent_dropout,
                 seed=sub_seed(seed, "LRU", i),
@@ -517,6 +503,10 @@ class LRU(StatefulLayer):
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "seed": self.seed,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LRU":
+        return super().from_config(without_removed(config, **LRUCell._REMOVED))
 
 
 def _repeat_last(y, valid):

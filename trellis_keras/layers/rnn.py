@@ -17,12 +17,17 @@ from trellis_keras import kernels
 from trellis_keras._keras_internals import DropoutRNNCell
 from trellis_keras.kernels import recurrent_loop
 from trellis_keras.kernels.activations import tanh
-from trellis_keras.layers.checks import check_has_steps, check_positive, sequence_spec
+from trellis_keras.layers.checks import (
+    check_has_steps,
+    check_positive,
+    sequence_spec,
+    without_removed,
+)
 from trellis_keras.layers.masks import last_step, resolve_mask
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer
-from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _KINDS = ("kernel", "recurrent", "bias")
 
@@ -108,8 +113,6 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the weights.
             Defaults to None.
-        kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the weights.
-            Defaults to None.
         dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
         recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
@@ -128,9 +131,6 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         kernel_regularizer: Regularizer = None,
         recurrent_regularizer: Regularizer = None,
         bias_regularizer: Regularizer = None,
-        kernel_constraint: Constraint = None,
-        recurrent_constraint: Constraint = None,
-        bias_constraint: Constraint = None,
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
@@ -150,9 +150,6 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.kernel_constraint = keras.constraints.get(kernel_constraint)
-        self.recurrent_constraint = keras.constraints.get(recurrent_constraint)
-        self.bias_constraint = keras.constraints.get(bias_constraint)
         self.dropout = dropout
         self.recurrent_dropout = recurrent_dropout
         self.seed = seed
@@ -174,7 +171,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         fan_in: int | None = None,
         initializer: Initializer = None,
     ) -> keras.Variable:
-        """Adds a weight with the initializer, regularizer and constraint of its kind.
+        """Adds a weight with the initializer and regularizer of its kind.
 
         Args:
             kind: `"kernel"`, `"recurrent"` or `"bias"`.
@@ -195,7 +192,6 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             shape=shape,
             initializer=initializer,
             regularizer=getattr(self, f"{kind}_regularizer"),
-            constraint=getattr(self, f"{kind}_constraint"),
         )
 
     def _check_call(self, inputs, states, widths):
@@ -252,10 +248,17 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), "units": self.units, "seed": self.seed}
         for kind in _KINDS:
-            for module in ("initializer", "regularizer", "constraint"):
+            for module in ("initializer", "regularizer"):
                 serialize = getattr(keras, f"{module}s").serialize
                 config[f"{kind}_{module}"] = serialize(getattr(self, f"{kind}_{module}"))
         return {**config, "dropout": self.dropout, "recurrent_dropout": self.recurrent_dropout}
+
+    # The former defaults of removed options, see `without_removed`.
+    _REMOVED: dict[str, Any] = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "RecurrentCell":
+        return super().from_config(without_removed(config, **cls._REMOVED))
 
 
 class _CellDropout(VariationalDropout):
@@ -288,28 +291,23 @@ class RHNCell(RecurrentCell):
 
         h_l = tanh(x W_h [l = 1] + s_{l-1} R_hl + b_hl)
         t_l = sigmoid(x W_t [l = 1] + s_{l-1} R_tl + b_tl)
-        c_l = 1 - t_l
-        s_l = h_l * t_l + s_{l-1} * c_l
+        s_l = h_l * t_l + s_{l-1} * (1 - t_l)
 
-    and s_L is both the output and the new state. With `carry="independent"` the gate c_l has
-    its own weights, in the same equation as t_l.
+    and s_L is both the output and the new state.
 
-    The weights are `kernel` (channels, blocks), and for each layer l `recurrent_kernel_l`
-    (units, blocks) and `bias_l` (blocks), with the blocks h, t and, if independent, c. With an
-    input of H channels, H units, depth 5 and coupled gates there are 12 H^2 + 10 H of them.
+    The weights are `kernel` (channels, 2 * units), and for each layer l `recurrent_kernel_l`
+    (units, 2 * units) and `bias_l` (2 * units), with the blocks h and t. With an input of H
+    channels, H units and depth 5 there are 12 H^2 + 10 H of them.
 
-    This cell is a baseline of the LRU paper (Ahuja & Morency 2018, Table 1): coupled, with depth 5
-    and, in the authors' code, `transform_bias_initializer="zeros"`.
+    This cell is a baseline of the LRU paper (Ahuja & Morency 2018, Table 1), with depth 5 and, in
+    the authors' code, `transform_bias_initializer="zeros"`.
 
     Args:
         units: Positive integer, channels of the state and of the output.
         transition_depth: Positive integer, number L of highway layers per step. Defaults to 5.
-        carry: `"coupled"` (c = 1 - t) or `"independent"`. Defaults to `"coupled"`.
-        use_bias: Whether to use biases. Defaults to True.
         transform_bias_initializer: Initializer of b_t. Defaults to -2, the RHN authors' value for
-            word-level PTB (-4 for characters), with which a new cell mostly carries its state. The
-            bias of an independent c is initialized to the negative: sigmoid(-b) = 1 - sigmoid(b).
-        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
+            word-level PTB (-4 for characters), with which a new cell mostly carries its state.
+        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, `dropout`,
             `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. As in the RHN authors' code,
             `recurrent_dropout` drops s in the matrix products, with one mask (batch, units) for all
             steps and layers. The carried s is not dropped.
@@ -337,26 +335,19 @@ class RHNCell(RecurrentCell):
         units: int,
         transition_depth: int = 5,
         *,
-        carry: str = "coupled",
-        use_bias: bool = True,
         transform_bias_initializer: Initializer = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(units, **kwargs)
         (transition_depth,) = check_positive(transition_depth=transition_depth)
-        if carry not in ("coupled", "independent"):
-            raise ValueError(f'`carry` must be "coupled" or "independent". Received: {carry=}')
         self.transition_depth = transition_depth
-        self.carry = carry
-        self.use_bias = use_bias
         if transform_bias_initializer is None:
             transform_bias_initializer = keras.initializers.Constant(-2.0)
         self.transform_bias_initializer = keras.initializers.get(transform_bias_initializer)
-        self.n_blocks = 2 if carry == "coupled" else 3
 
     def build(self, input_shape: Sequence[int]) -> None:
         self.input_channels = input_shape[-1]
-        columns = self.n_blocks * self.units
+        columns = 2 * self.units
         fan_in = self.input_channels + self.units  # of the first layer; others have no input
         self.kernel = self.add_gate_weight("kernel", (self.input_channels, columns), fan_in=fan_in)
         self.recurrent_kernels, self.biases = [], []
@@ -369,7 +360,6 @@ class RHNCell(RecurrentCell):
                 fan_in=fan_in if i == 1 else None,
             )
             self.recurrent_kernels.append(recurrent_kernel)
-        for i in range(1, self.transition_depth + 1) if self.use_bias else ():
             bias = self.add_gate_weight(
                 "bias", (columns,), name=f"bias_{i}", initializer=self._initial_bias(i)
             )
@@ -377,13 +367,10 @@ class RHNCell(RecurrentCell):
 
     def _initial_bias(self, i):
         path = self.seed, "RHNCell", "bias", i
-        transform, carry = (
-            seeded(self.transform_bias_initializer, *path, block) for block in ("t", "c")
+        return _blockwise(
+            seeded(self.bias_initializer, *path, "h"),
+            seeded(self.transform_bias_initializer, *path, "t"),
         )
-        blocks = [seeded(self.bias_initializer, *path, "h"), transform]
-        if self.carry == "independent":
-            blocks.append(lambda shape, dtype=None: -carry(shape, dtype=dtype))
-        return _blockwise(*blocks)
 
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
@@ -397,23 +384,21 @@ class RHNCell(RecurrentCell):
         for i in range(self.transition_depth):
             a = ops.matmul(drop(s, state_mask), self.recurrent_kernels[i])
             a = a + x if i == 0 else a
-            a = a + self.biases[i] if self.use_bias else a
-            h, t, *c = ops.split(a, self.n_blocks, axis=-1)
+            h, t = ops.split(a + self.biases[i], 2, axis=-1)
             t = ops.sigmoid(t)
-            c = ops.sigmoid(c[0]) if c else 1 - t
-            s = tanh(h) * t + s * c
+            s = tanh(h) * t + s * (1 - t)
         return s, [s] if is_list else s
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "transition_depth": self.transition_depth,
-            "carry": self.carry,
-            "use_bias": self.use_bias,
             "transform_bias_initializer": keras.initializers.serialize(
                 self.transform_bias_initializer
             ),
         }
+
+    _REMOVED = {**RecurrentCell._REMOVED, "carry": "coupled", "use_bias": True}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -453,10 +438,9 @@ class GridLSTMCell(RecurrentCell):
         return_memory: Whether to output [h1', m1'] of the top node (2 * units channels) instead
             of h1'. A `GridLSTMCell` above accepts it: an input of 2 * units channels is [h1, m1] of
             its bottom node. Defaults to False.
-        use_bias: Whether to use biases. Defaults to True.
         unit_forget_bias: Whether the biases of forget gates start at 1, as in
             `keras.layers.LSTMCell`. Defaults to True.
-        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
+        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, `dropout`,
             `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 (and h1')
             in the matrix products, `recurrent_dropout` h2, each with one mask (batch, units) for
             all nodes and steps. Memories are not dropped.
@@ -493,7 +477,6 @@ class GridLSTMCell(RecurrentCell):
         update: str = "parallel",
         share_depth_weights: bool = True,
         return_memory: bool = False,
-        use_bias: bool = True,
         unit_forget_bias: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -505,7 +488,6 @@ class GridLSTMCell(RecurrentCell):
         self.update = update
         self.share_depth_weights = share_depth_weights
         self.return_memory = return_memory
-        self.use_bias = use_bias
         self.unit_forget_bias = unit_forget_bias
         self.state_size = [units] * (2 * depth)
         self.output_size = 2 * units if return_memory else units
@@ -534,8 +516,6 @@ class GridLSTMCell(RecurrentCell):
             )
             for kind, weight in (("kernel", "kernel"), ("recurrent", "recurrent_kernel"))
         )
-        if not self.use_bias:
-            return kernel, recurrent_kernel, None
         blocks = [
             seeded(self.bias_initializer, self.seed, "GridLSTMCell", "bias", n, direction, block)
             for block in range(4)
@@ -574,15 +554,16 @@ class GridLSTMCell(RecurrentCell):
             "update": self.update,
             "share_depth_weights": self.share_depth_weights,
             "return_memory": self.return_memory,
-            "use_bias": self.use_bias,
             "unit_forget_bias": self.unit_forget_bias,
         }
+
+    _REMOVED = {**RecurrentCell._REMOVED, "use_bias": True}
 
 
 def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):
     """The new h and m of an LSTM."""
-    a = ops.matmul(h1, kernel) + ops.matmul(h2, recurrent_kernel)
-    i, f, c, o = ops.split(a if bias is None else a + bias, 4, axis=-1)
+    a = ops.matmul(h1, kernel) + ops.matmul(h2, recurrent_kernel) + bias
+    i, f, c, o = ops.split(a, 4, axis=-1)
     m = ops.sigmoid(f) * m + ops.sigmoid(i) * tanh(c)
     return ops.sigmoid(o) * tanh(m), m
 

@@ -21,11 +21,11 @@ from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
 from trellis_keras.layers.checks import (
-    check_condition,
     check_has_steps,
     check_positive,
     dilation_cycle,
     sequence_spec,
+    without_removed,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
@@ -86,8 +86,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     channels. With `activation="glu"` each convolution has twice the filters, and one half gates the
     other, a * sigmoid(b) (appendix D). The sum x + z then has no activation, as in Dauphin et al.
     2017.
-    With `condition_size`, `condition_kernel` times the condition is added to bias_1 (van den Oord
-    et al. 2016, WaveNet, section 2.5).
 
     Args:
         filters: Positive integer, channels of the output.
@@ -104,12 +102,9 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
             instead of the biases, or None. Batch statistics cover all steps of a batch, so during
             training later steps influence earlier ones; at inference they are fixed, and the
             layer is causal. Defaults to None.
-        residual: Whether to add x to the branch z. Defaults to True.
         padding: `"causal"`, or `"same"` for taps centered on the current step. With `"same"`
             outputs depend on later steps, and `keras_streams.to_stream` delays them. Defaults to
             `"causal"`.
-        condition_size: Positive integer, channels of a static vector that conditions the block.
-            Defaults to None.
         kernel_initializer: Initializer of the convolutions. Defaults to the uniform distribution
             in +-1/sqrt(taps * channels), the effective default of the authors' code (the paper
             says N(0, 0.01)).
@@ -124,7 +119,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
             before the sequence. Padding may be on either side.
-        condition: Tensor (batch, condition_size), only with `condition_size`.
 
     Returns:
         Tensor (batch, time, filters), zero at masked steps.
@@ -149,9 +143,7 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         weight_norm: bool = True,
         activation: str | Callable = "relu",
         normalization: str | None = None,
-        residual: bool = True,
         padding: str = "causal",
-        condition_size: int | None = None,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
         shortcut_initializer: Initializer = None,
@@ -163,8 +155,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         filters, kernel_size, dilation_rate = check_positive(
             filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate
         )
-        if condition_size is not None:
-            (condition_size,) = check_positive(condition_size=condition_size)
         if kernel_size == 1:
             raise ValueError(
                 "`kernel_size` must be at least 2: with one tap no output depends on the past. "
@@ -192,9 +182,7 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.weight_norm = weight_norm
         self.activation = "glu" if is_glu else keras.activations.get(activation)
         self.normalization = normalization
-        self.residual = residual
         self.padding = padding
-        self.condition_size = condition_size
         self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.shortcut_initializer = keras.initializers.get(
@@ -242,7 +230,7 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
             self.biases.append(bias)
         for norm in self.norms:
             norm.build((None, None, self.filters))
-        if self.residual and channels != self.filters:
+        if channels != self.filters:
             self.shortcut = keras.layers.Dense(
                 self.filters,
                 kernel_initializer=seeded(
@@ -252,13 +240,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
                 name="shortcut",
             )
             self.shortcut.build((None, None, channels))
-        if self.condition_size is not None:
-            self.condition_kernel = self.add_weight(
-                name="condition_kernel",
-                shape=(self.condition_size, self.convolutions[0].filters),
-                initializer=seeded(self.kernel_initializer, self.seed, "TCNBlock", "condition"),
-                regularizer=self.kernel_regularizer,
-            )
 
     @property
     def receptive_field(self) -> int:
@@ -270,20 +251,12 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         """Whether no output depends on later inputs."""
         return self.padding == "causal"
 
-    def call(
-        self,
-        inputs: Tensor,
-        training: bool = False,
-        mask: Tensor | None = None,
-        condition: Tensor | None = None,
-    ) -> Tensor:
+    def call(self, inputs: Tensor, training: bool = False, mask: Tensor | None = None) -> Tensor:
         check_has_steps(self, inputs)
-        y, _ = self.output_and_branch(inputs, training, resolve_mask(inputs, mask), condition)
+        y, _ = self.output_and_branch(inputs, training, resolve_mask(inputs, mask))
         return y
 
-    def _equations(
-        self, x, shortcut_x, convolution, masks=(None, None), training=False, conditioning=None
-    ):
+    def _equations(self, x, shortcut_x, convolution, masks=(None, None), training=False):
         """Computes the block, at all steps or at some of them.
 
         Args:
@@ -292,7 +265,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
             convolution: Function (n, z, kernel) that computes convolution n (0 or 1) of z.
             masks: Masks (batch, steps) of the first convolution and of the output.
             training: Whether dropout is active.
-            conditioning: Result of `_conditioning`.
 
         Returns:
             The output y, and the branch z.
@@ -302,26 +274,11 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
             z = convolution(n, z, self.convolutions[n]())
             if self.biases:
                 z = z + ops.cast(self.biases[n], z.dtype)
-            if n == 0 and conditioning is not None:
-                z = z + conditioning[:, None]
             z = self.dropouts[n](self._activate(n, z, training, masks[n]), training=training)
             z = _apply_mask(z, masks[n])
-        y = z
-        if self.residual:
-            y = z + (shortcut_x if self.shortcut is None else linear(self.shortcut, shortcut_x))
-            y = y if self.activation == "glu" else activate(self.activation, y)
+        y = z + (shortcut_x if self.shortcut is None else linear(self.shortcut, shortcut_x))
+        y = y if self.activation == "glu" else activate(self.activation, y)
         return _apply_mask(y, masks[1]), z
-
-    def _conditioning(self, condition):
-        """Returns `condition_kernel` times the condition, or None without a condition.
-
-        The shape is (batch, filters), or (batch, 2 * filters) with `activation="glu"`.
-        """
-        check_condition(condition, self.condition_size)
-        if condition is None:
-            return None
-        kernel = ops.cast(self.condition_kernel, self.compute_dtype)
-        return ops.matmul(ops.cast(condition, self.compute_dtype), kernel)
 
     def _activate(self, n, a, training, mask):
         if self.activation == "glu":
@@ -339,14 +296,13 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         x: Tensor,
         training: bool = False,
         mask: Tensor | None = None,
-        condition: Tensor | None = None,
         positions: Sequence[np.ndarray | None] = (None,) * 3,
     ) -> tuple[Tensor, Tensor]:
         """Returns the output and the branch of a forward pass.
 
         Args:
             x: Tensor (batch, positions, channels).
-            training, mask, condition: As in the call.
+            training, mask: As in the call.
             positions: Positions of x, of the first convolution and of the output, each an ascending
                 array or None for all.
         """
@@ -361,30 +317,24 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         first, *masks = [_select_mask(mask, p) for p in positions]
         x = _apply_mask(x, first)
         shortcut_x = _select(x, positions[2], positions[0])
-        conditioning = self._conditioning(condition)
-        return self._equations(x, shortcut_x, convolution, masks, training, conditioning)
+        return self._equations(x, shortcut_x, convolution, masks, training)
 
     # Streaming
 
-    def initial_cache(self, batch_size: int, condition: Tensor | None = None) -> Cache:
+    def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first step.
 
         The cache is a list with the past inputs of each convolution: (batch,
-        (kernel_size - 1) * dilation_rate, channels), newest last. With `condition_size`, the third
-        item is the condition's contribution to the first convolution.
+        (kernel_size - 1) * dilation_rate, channels), newest last.
 
         Args:
             batch_size: Positive integer, number of rows.
-            condition: As in the call.
 
         Raises:
-            ValueError: The layer is not built or not causal, or `condition` has the wrong shape.
+            ValueError: The layer is not built or not causal.
         """
         check_start(self, batch_size)
-        shapes = self.cache_shapes(batch_size)[:2]
-        cache = [ops.zeros(shape, self.compute_dtype) for shape in shapes]
-        conditioning = self._conditioning(condition)
-        return cache if conditioning is None else [*cache, conditioning]
+        return [ops.zeros(shape, self.compute_dtype) for shape in self.cache_shapes(batch_size)]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         y, cache = self.prefill(ops.expand_dims(x, 1), cache)
@@ -397,7 +347,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
         """Returns the output and the branch of the steps x after a cache, and the next cache."""
         time, next_cache = ops.shape(x)[1], []
-        conditioning = None if self.condition_size is None else cache[2]
 
         def convolution(n, z, kernel):
             past_and_z = ops.concatenate([cache[n], z], axis=1)
@@ -409,16 +358,15 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
             seen = ops.concatenate(seen, axis=-1)
             return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), seen.dtype)
 
-        y, branch = self._equations(x, x, convolution, conditioning=conditioning)
-        return y, branch, [*next_cache, *cache[2:]]
+        y, branch = self._equations(x, x, convolution)
+        return y, branch, next_cache
 
     def stream_graph(self) -> keras.Model | None:
         """Returns a block with `padding="same"` as an equivalent graph of Keras layers.
 
-        The layers share the weights of the block. None for a block that is causal or has a
-        condition.
+        The layers share the weights of the block. None for a causal block.
         """
-        if self.padding == "causal" or self.condition_size is not None:
+        if self.padding == "causal":
             return None
         check_built(self)
         model = self.graph_with_branch()
@@ -440,11 +388,9 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
                 z = self.norms[n](z) if self.norms else z
             else:
                 z = activated(self.norms[n](z) if self.norms else z)
-        y = z
-        if self.residual:
-            shortcut = x if self.shortcut is None else self.shortcut(x)
-            y = keras.layers.Add(dtype=self.dtype_policy)([z, shortcut])
-            y = y if self.activation == "glu" else activated(y)
+        shortcut = x if self.shortcut is None else self.shortcut(x)
+        y = keras.layers.Add(dtype=self.dtype_policy)([z, shortcut])
+        y = y if self.activation == "glu" else activated(y)
         return keras.Model(x, [y, z], name=self.name)
 
     @property
@@ -455,10 +401,7 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def cache_shapes(self, batch_size: int | None) -> list:
         past = (self.kernel_size - 1) * self.dilation_rate
         widths = (self.input_channels, self.filters)
-        shapes: list = [[batch_size, past, channels] for channels in widths]
-        if self.condition_size is not None:
-            shapes.append([batch_size, self.convolutions[0].filters])
-        return shapes
+        return [[batch_size, past, channels] for channels in widths]
 
     # Keras
 
@@ -479,15 +422,17 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
                 activation if activation == "glu" else keras.activations.serialize(activation)
             ),
             "normalization": self.normalization,
-            "residual": self.residual,
             "padding": self.padding,
-            "condition_size": self.condition_size,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
             "seed": self.seed,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TCNBlock":
+        return super().from_config(without_removed(config, condition_size=None, residual=True))
 
 
 class CenteredConv1D(keras.layers.Conv1D):
@@ -527,9 +472,7 @@ _BLOCK_ARGUMENTS = (
     "weight_norm",
     "activation",
     "normalization",
-    "residual",
     "padding",
-    "condition_size",
     "kernel_regularizer",
 )
 
@@ -604,11 +547,9 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         receptive_field: Positive integer, minimum number of steps that an output depends on. The
             depth is the smallest that reaches it (`depth_for`). The attribute `receptive_field` is
             the actual number of steps, which may be larger.
-        dropout, dropout_kind, weight_norm, activation, normalization, residual: See `TCNBlock`.
+        dropout, dropout_kind, weight_norm, activation, normalization: See `TCNBlock`.
         padding: `"causal"`, or `"same"` for taps centered on the current step, in which case
             outputs also depend on later inputs. Defaults to `"causal"`.
-        condition_size: Positive integer, channels of a static vector per row that conditions every
-            block, see `TCNBlock`. Defaults to None.
         skip_connections: Whether the output is the sum of all blocks' branches, as in WaveNet,
             instead of the last block's output. All blocks must be equally wide. Defaults to False.
         return_sequences: Whether to return all steps, or only the last one (with a mask, the last
@@ -627,7 +568,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         mask: Boolean (batch, time). Masked steps are zero before each convolution.
         output_length: Overrides the constructor argument for this call. (The mask that Keras
             passes on to the next layer follows the constructor argument.)
-        condition: Tensor (batch, condition_size), only with `condition_size`.
         initial_state: Must be None; accepted for `keras.layers.Bidirectional`. See `initial_cache`.
 
     Returns:
@@ -670,9 +610,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         weight_norm: bool = True,
         activation: str | Callable = "relu",
         normalization: str | None = None,
-        residual: bool = True,
         padding: str = "causal",
-        condition_size: int | None = None,
         skip_connections: bool = False,
         return_sequences: bool = True,
         output_length: int | None = None,
@@ -729,7 +667,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.depth = depth
         self.dropout = dropout
         self.padding = padding
-        self.condition_size = condition_size
         self.dilations = dilations
         self.skip_connections = skip_connections
         self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
@@ -749,9 +686,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
                 weight_norm=weight_norm,
                 activation=activation,
                 normalization=normalization,
-                residual=residual,
                 padding=padding,
-                condition_size=condition_size,
                 kernel_initializer=seeded(self.kernel_initializer, seed, "TCN", i, "kernel"),
                 bias_initializer=seeded(self.bias_initializer, seed, "TCN", i, "bias"),
                 shortcut_initializer=seeded(self.shortcut_initializer, seed, "TCN", i, "shortcut"),
@@ -791,7 +726,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-        condition: Tensor | None = None,
         initial_state: None = None,
     ) -> Tensor:
         if initial_state is not None:
@@ -812,7 +746,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
             wanted = positions[2 * i : 2 * i + 3]
-            x, branch = block.output_and_branch(x, training, mask, condition, wanted)
+            x, branch = block.output_and_branch(x, training, mask, wanted)
             branches.append(branch)
         y = self._output(x, branches, steps)
         return y if self.return_sequences else last_step([y], None, mask)[0]
@@ -831,15 +765,14 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     # Streaming
 
-    def initial_cache(self, batch_size: int, condition: Tensor | None = None) -> Cache:
+    def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first step: a list of the blocks' caches.
 
         Args:
             batch_size: Positive integer, number of rows.
-            condition: As in the call.
 
         Raises:
-            ValueError: The layer is not built or not causal, or `condition` has the wrong shape.
+            ValueError: The layer is not built or not causal.
 
         Example:
 
@@ -851,7 +784,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         """
         check_streams(self)
         check_built(self)
-        return [block.initial_cache(batch_size, condition) for block in self.blocks]
+        return [block.initial_cache(batch_size) for block in self.blocks]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         y, cache = self.prefill(ops.expand_dims(x, 1), cache)
@@ -872,11 +805,11 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def stream_graph(self) -> keras.Model | None:
         """Returns a TCN with `padding="same"` as an equivalent graph of Keras layers.
 
-        The layers share the weights of the TCN. None for a TCN that is causal, reads all later
-        steps, or has a condition.
+        The layers share the weights of the TCN. None for a TCN that is causal or reads all later
+        steps.
         """
         reads_all = self.go_backwards or self.output_length is not None
-        if self.padding == "causal" or reads_all or self.condition_size is not None:
+        if self.padding == "causal" or reads_all:
             return None
         check_built(self)
         y = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
@@ -905,7 +838,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-        condition: Tensor | None = None,
         initial_state: None = None,
     ) -> keras.KerasTensor:
         shape = self.compute_output_shape(inputs.shape, output_length)
@@ -929,6 +861,10 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
             "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
             "seed": self.seed,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TCN":
+        return super().from_config(without_removed(config, condition_size=None, residual=True))
 
 
 def _centered_convolution(x, kernel, dilation_rate):

@@ -25,12 +25,12 @@ from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
 from trellis_keras.layers.checks import (
-    check_condition,
     check_has_steps,
     check_positive,
     dilation_cycle,
     is_integer,
     sequence_spec,
+    without_removed,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
@@ -40,7 +40,7 @@ from trellis_keras.layers.output_length import (
     time_axis,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
-from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
@@ -226,7 +226,7 @@ class _Weights(NamedTuple):
 
     kernel: Tensor  # Wx (tap, channels, preactivations), compute dtype
     recurrent_kernel: Tensor  # Wh (tap, units, preactivations), at least float32
-    bias: Tensor  # b (preactivations,), or with the condition (batch, 1, preactivations)
+    bias: Tensor  # b (preactivations,)
     hidden_product: Callable  # operands of all taps (batch, positions, tap * units) times Wh
     dropout: Tensor | None = None  # m (batch, 1, units)
 
@@ -241,9 +241,8 @@ class TrellisLayer(StatefulLayer):
         a_t = sum_j x_{t-jd} Wx[k-1-j] + (m * h^{i-1}_{t-jd}) Wh[k-1-j] + b,    j = 0..k-1
         h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
 
-    with h^0 = c^0 = 0. With `condition_size`, the condition times `condition_kernel` is added to b.
-    The output is the last `output_units` channels of h at the last level. The layer is causal:
-    output t depends on the last `receptive_field` inputs up to t.
+    with h^0 = c^0 = 0. The output is the last `output_units` channels of h at the last level. The
+    layer is causal: output t depends on the last `receptive_field` inputs up to t.
 
     Args:
         units: Positive integer, channels of the hidden sequence h (the paper's hidden size plus
@@ -284,17 +283,14 @@ class TrellisLayer(StatefulLayer):
             outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next (the
             paper's history repackaging). Defaults to False.
-        condition_size: Positive integer, channels of a static vector per row that conditions every
-            level. Defaults to None.
         unroll: Whether to compile each level separately (True), or blocks of levels as loops that
             are compiled once (False). Defaults to None: loops, unless they would compute many more
             positions than unrolled levels (over 1.25 times as many; more for deep networks), or
             the cell has random state. Dilations that do not repeat are always unrolled.
-        fused: Whether TensorFlow runs these loops with `kernels.depth_loop_tf`, which is faster and
-            has a custom gradient, where it applies: in compiled functions, with LSTM gates, kernel
-            size 2, dilation 1, x at every level, static lengths and no mask. Defaults to True.
-        rematerialize: Whether the fused loop recomputes pre-activations in the backward pass to
-            save memory. Defaults to False.
+        rematerialize: Whether the loop of `kernels.depth_loop_tf` recomputes pre-activations in the
+            backward pass to save memory. (TensorFlow runs it where it applies: in compiled
+            functions, with LSTM gates, kernel size 2, dilation 1, x at every level, static lengths
+            and no mask.) Defaults to False.
         seed: Integer seed of the dropouts and the default initializers. Defaults to None.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of Wx, Wh and b.
             Default to N(0, 0.01), as in the authors' code.
@@ -312,7 +308,6 @@ class TrellisLayer(StatefulLayer):
             those of the unpadded sequence, with padding on either side. Defaults to None.
         output_length: Overrides the constructor argument for this call. (The mask that Keras
             passes on to the next layer follows the constructor argument.)
-        condition: Tensor (batch, condition_size), only with `condition_size`.
 
     Returns:
         y (batch, time, output_units), or a tuple of y, the auxiliary outputs (batch, n_aux, time,
@@ -354,9 +349,7 @@ class TrellisLayer(StatefulLayer):
         return_aux: bool = False,
         go_backwards: bool = False,
         stateful: bool = False,
-        condition_size: int | None = None,
         unroll: bool | None = None,
-        fused: bool = True,
         rematerialize: bool = False,
         seed: int | None = None,
         kernel_initializer: Initializer = None,
@@ -370,8 +363,6 @@ class TrellisLayer(StatefulLayer):
         super().__init__(stateful=stateful, **kwargs)
         check_direction(stateful, go_backwards)
         output_units = units if output_units is None else output_units
-        if condition_size is not None:
-            (condition_size,) = check_positive(condition_size=condition_size)
         units, depth, output_units, kernel_size, injection_every = check_positive(
             units=units,
             depth=depth,
@@ -412,9 +403,7 @@ class TrellisLayer(StatefulLayer):
         if return_aux and not has_aux:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
         self.unroll = unroll
-        self.fused = fused
         self.rematerialize = rematerialize
-        self.condition_size = condition_size
         self.seed = seed
         self.kernel_initializer = _initializer(kernel_initializer, seed, "kernel")
         self.recurrent_initializer = _initializer(recurrent_initializer, seed, "recurrent_kernel")
@@ -463,14 +452,6 @@ class TrellisLayer(StatefulLayer):
             regularizer=self.bias_regularizer,
             autocast=False,
         )
-        if self.condition_size is not None:
-            self.condition_kernel = self.add_weight(
-                name="condition_kernel",
-                shape=(self.condition_size, self.cell.preactivation_size),
-                initializer=seeded(self.kernel_initializer, self.seed, "TrellisLayer", "condition"),
-                regularizer=self.kernel_regularizer,
-                autocast=False,
-            )
         self.build_states(input_shape[0])
 
     @property
@@ -524,7 +505,6 @@ class TrellisLayer(StatefulLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-        condition: Tensor | None = None,
     ) -> Any:
         check_has_steps(self, inputs)
         training = bool(training)
@@ -541,7 +521,7 @@ class TrellisLayer(StatefulLayer):
         # The last valid step of a masked row may lie anywhere.
         any_step = mask is not None and (needs_states or not self.return_sequences)
 
-        weights = self._weights(training, ops.shape(x)[0], self._conditioning(condition))
+        weights = self._weights(training, ops.shape(x)[0])
         if kernels.enabled():
             plan = self.plan_levels(x.shape[1], None if any_step else steps)
             outputs, states = self._run_cone(x, weights, initial, mask, plan, training)
@@ -555,16 +535,7 @@ class TrellisLayer(StatefulLayer):
         self.carry_states(last, training)
         return self._format_outputs(outputs, last, steps)
 
-    def _conditioning(self, condition):
-        """Returns the condition times `condition_kernel`, (batch, preactivations), or None."""
-        check_condition(condition, self.condition_size)
-        if condition is None:
-            return None
-        kernel = ops.cast(self.condition_kernel, self.compute_dtype)
-        added = ops.matmul(ops.cast(condition, self.compute_dtype), kernel)
-        return ops.cast(added, self.state_dtype)
-
-    def _weights(self, training=False, batch_size=None, conditioning=None):
+    def _weights(self, training=False, batch_size=None):
         """Returns the `_Weights` of a call, with its dropout mask.
 
         `ConvolutionKernel.effective_kernel` applies DropConnect and weight normalization.
@@ -576,8 +547,6 @@ class TrellisLayer(StatefulLayer):
         )
         recurrent = self.cell.arrange(recurrent)
         bias = ops.cast(self.bias, self.state_dtype)
-        if conditioning is not None:
-            bias = bias + conditioning[:, None]
         dropout = None
         if training:
             ones = ops.ones((batch_size, 1, self.units), self.state_dtype)
@@ -820,8 +789,7 @@ class TrellisLayer(StatefulLayer):
     def _can_fuse(self, level, time):
         """Whether `kernels.depth_loop_tf` can compute a loop that starts at this level."""
         return (
-            self.fused
-            and time is not None
+            time is not None
             and type(self.cell) is LSTMGates
             and self.kernel_size == 2
             and set(self.dilations) == {1}
@@ -836,24 +804,19 @@ class TrellisLayer(StatefulLayer):
     # The cache holds, for every level i, the states of the level below at t - d, ..., t - (k-1)d.
 
     def initial_cache(
-        self,
-        batch_size: int,
-        initial_state: Sequence[Tensor] | None = None,
-        condition: Tensor | None = None,
+        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
     ) -> Cache:
         """Returns the cache before the first step.
 
         Args:
             batch_size: Positive integer, number of rows.
             initial_state: List of states, each (batch, units), as in the call. Defaults to zeros.
-            condition: As in the call.
 
         Returns:
             `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x holds the last
             inputs, (batch, steps, channels). h and c are lists with one tensor per distinct
             dilation, ascending: (batch, levels, steps, units), the last states of the level below
-            each level with this dilation. With `condition_size` there is also "conditioning",
-            (batch, preactivations).
+            each level with this dilation.
 
         Raises:
             ValueError: The layer is not built or not causal, or a tensor has the wrong shape.
@@ -876,9 +839,7 @@ class TrellisLayer(StatefulLayer):
             [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
             for s, of_state in zip(states, shapes["states"], strict=True)
         ]
-        cache = {"inputs": ops.zeros(shapes["inputs"], self.compute_dtype), "states": buffers}
-        conditioning = self._conditioning(condition)
-        return cache if conditioning is None else {**cache, "conditioning": conditioning}
+        return {"inputs": ops.zeros(shapes["inputs"], self.compute_dtype), "states": buffers}
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Advances one step, with constant work however long the stream.
@@ -907,7 +868,7 @@ class TrellisLayer(StatefulLayer):
             return y[:, 0], cache
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
         buffers = self._level_buffers
-        weights = self._weights(conditioning=cache.get("conditioning"))
+        weights = self._weights()
         # Cast and sliced here, once a step: in the loop XLA would do so at every level.
         kernel = ops.cast(weights.recurrent_kernel, self.compute_dtype)
         past_taps = self.kernel_size - 1
@@ -930,7 +891,7 @@ class TrellisLayer(StatefulLayer):
         pairs = zip(cache["states"], below, strict=True)
         states = [buffers.append(of_state, newest) for of_state, newest in pairs]
         y = ops.cast(top[0][..., -self.output_units :], self.compute_dtype)
-        return y, {**cache, "inputs": inputs[:, 1:], "states": states}
+        return y, {"inputs": inputs[:, 1:], "states": states}
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Advances all steps of x in one forward pass, one level at a time.
@@ -949,7 +910,7 @@ class TrellisLayer(StatefulLayer):
         time = ops.shape(x)[1]
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
         buffers = self._level_buffers
-        weights = self._weights(conditioning=cache.get("conditioning"))
+        weights = self._weights()
         rows, index = self._injected_rows(inputs, weights, time)
         index, dilations = ops.convert_to_tensor(index), ops.convert_to_tensor(buffers.dilations)
         active = self.active_channels(np.arange(1, self.depth + 1))
@@ -982,7 +943,7 @@ class TrellisLayer(StatefulLayer):
         pairs = zip(kept, cache["states"], strict=True)
         following = [buffers.unstack(k, like) for k, like in pairs]
         y = ops.cast(states[0][..., -self.output_units :], self.compute_dtype)
-        return y, {**cache, "inputs": inputs[:, time:], "states": following}
+        return y, {"inputs": inputs[:, time:], "states": following}
 
     @property
     def _level_buffers(self):
@@ -993,16 +954,13 @@ class TrellisLayer(StatefulLayer):
         longest = max(self.dilation(i) for i in range(1, self.depth + 1) if self.injects_input(i))
         # The past taps read h up to (k-1)d steps back; the gates read all states d steps back.
         reach = [max(past_taps, 1)] + [1] * (len(self.cell.state_size) - 1)
-        shapes = {
+        return {
             "inputs": [batch_size, past_taps * longest, self.input_channels],
             "states": [
                 self._level_buffers.shapes(batch_size, r, size)
                 for r, size in zip(reach, self.cell.state_size, strict=True)
             ],
         }
-        if self.condition_size is not None:
-            shapes["conditioning"] = [batch_size, self.cell.preactivation_size]
-        return shapes
 
     def _injected_rows(self, inputs, weights, time):
         """Returns the `_injection` of every level, as rows and the row index of each level.
@@ -1047,7 +1005,6 @@ class TrellisLayer(StatefulLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-        condition: Tensor | None = None,
     ) -> Any:
         return self.output_spec(self.compute_output_shape(inputs.shape, output_length))
 
@@ -1075,9 +1032,7 @@ class TrellisLayer(StatefulLayer):
             "return_aux": self.return_aux,
             "go_backwards": self.go_backwards,
             "stateful": self.stateful,
-            "condition_size": self.condition_size,
             "unroll": self.unroll,
-            "fused": self.fused,
             "rematerialize": self.rematerialize,
             "seed": self.seed,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
@@ -1087,6 +1042,10 @@ class TrellisLayer(StatefulLayer):
             "recurrent_regularizer": keras.regularizers.serialize(self.recurrent_regularizer),
             "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TrellisLayer":
+        return super().from_config(without_removed(config, condition_size=None, fused=True))
 
 
 def _window(x, steps, time):

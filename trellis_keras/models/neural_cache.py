@@ -190,7 +190,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
         `hidden` (batch, steps, channels) is the end of `states`, whose tokens are `tokens`.
         """
-        log_p = self.model.head.log_prob(hidden, targets)
+        log_p = -self.model.head.loss(hidden, targets)
         followers, weights = self._attend(tokens, states, targets.shape[1])
         hits = followers[:, None] == ops.cast(targets, "int32")[..., None]
         p_cache = ops.sum(ops.where(hits, weights, 0.0), axis=-1)

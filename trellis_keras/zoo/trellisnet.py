@@ -300,7 +300,7 @@ def trellisnet_wt103() -> None:
     fit a GPU with 24 GiB, or 16 GiB with `rematerialize=True`; neither has been tried.
 
     Training and evaluation never store the logits of all words. `predict`, `generate` and an
-    exported model do, 1 MiB per scored token; `model.head.top_k` and `log_prob` do not.
+    exported model do, 1 MiB per scored token; `model.head.loss` does not.
 
     Arguments as in `trellisnet_ptb`.
     """
