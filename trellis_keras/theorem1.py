@@ -45,7 +45,7 @@ from trellis_keras.layers.checks import check_positive
 from trellis_keras.layers.rnn import DROPOUTS
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
-from trellis_keras.types import Tensor
+from trellis_keras.types import Specs, Tensor
 
 __all__ = ["TruncatedRNN", "to_dense", "to_rnn", "to_trellis"]
 
@@ -211,7 +211,7 @@ class TruncatedRNN(TrellisLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, ...]:
         self._check_segment(inputs.shape[1], initial_state)
         if inputs.shape[1] is None and (self.stateful or initial_state is not None):
             inputs = self._checked_when_run(inputs)
@@ -224,7 +224,7 @@ class TruncatedRNN(TrellisLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-    ) -> Any:
+    ) -> Specs:
         self._check_segment(inputs.shape[1], initial_state)
         return super().compute_output_spec(inputs, initial_state, training, mask, output_length)
 

@@ -57,7 +57,7 @@ def test_positions_are_those_that_outputs_depend_on(network):
 @given(networks())
 def test_blocks_compute_the_cone(network):
     time, reads, kept, output_levels, period = network
-    blocks = choose_blocks(time, reads, kept, output_levels, period, first=2)
+    blocks = choose_blocks(time, reads, kept, bounds=output_levels, period=period, first=2)
     levels = [i for block in blocks for i in range(block.first, block.last + 1)]
     assert levels == list(range(1, len(reads) + 1))
     assert output_levels <= {block.last for block in blocks}
@@ -153,10 +153,10 @@ def test_few_positions_are_wasted():
 def test_loops_where_they_are_worth_it(time, output_length, depth, weights, turns, count):
     """Few loops for narrow levels, more for wide ones, none where they would waste too much."""
     reads = ((0, 1),) * depth
-    plan = plan_levels(time, reads, output_length, (), (), 1, None, weights)
+    plan = plan_levels(time, reads, output_length, unroll=None, weights=weights)
     assert ([block.turns for block in plan.blocks], plan.count) == (turns, count)
     assert plan.fraction == (1 if time is None else count / (depth * time))
-    looped = plan_levels(time, reads, output_length, (), (), 1, False, weights)
+    looped = plan_levels(time, reads, output_length, unroll=False, weights=weights)
     assert any(block.turns > 1 for block in looped.blocks)
 
 

@@ -40,7 +40,7 @@ def run(time, depth, output_length, every=1, output_levels=(), dilations=(1,), u
         time,
         tuple(cone.offsets(2, dilation(i)) for i in range(1, depth + 1)),
         output_length,
-        tuple(output_levels),
+        output_levels=tuple(output_levels),
         bounds=(),
         period=len(dilations),
         unroll=unroll,
@@ -155,10 +155,10 @@ def test_step_levels():
     below, top = depth_loop.step_levels(
         arrays[0],
         arrays[1:],
-        active,
-        lambda h: ops.matmul(h, weights.astype("float32")),
-        gated_states,
-        "float32",
+        active=active,
+        current_product=lambda h: ops.matmul(h, weights.astype("float32")),
+        gated_states=gated_states,
+        compute_dtype="float32",
     )
     states = [np.zeros((2, units)), np.zeros((2, units))]
     for i in range(depth):
@@ -196,6 +196,8 @@ def lstm_level(states, injected, kernel, dropout, initial):
 def test_fused_lstm_levels(width, training, rematerialize, dropped, starts):
     import tensorflow as tf
 
+    from trellis_keras.kernels.depth_loop_tf import lstm_levels
+
     batch, units, turns = 2, 3, 4
     arrays = {
         "h": normal(batch, width, units),
@@ -219,16 +221,16 @@ def test_fused_lstm_levels(width, training, rematerialize, dropped, starts):
 
     def fused(h, c, injected, kernel, h_0, c_0):
         initial = [h_0, c_0] if starts else None
-        return depth_loop.fused_lstm_levels(
+        return lstm_levels(
             [h, c],
             injected,
             kernel,
-            dropout,
-            initial,
-            turns,
-            "float64",
-            training,
-            rematerialize,
+            dropout=dropout,
+            initial=initial,
+            turns=turns,
+            compute_dtype="float64",
+            training=training,
+            rematerialize=rematerialize,
         )
 
     def plain(h, c, injected, kernel, h_0, c_0):

@@ -10,12 +10,12 @@ import shutil
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_streams import GraphStream
 from keras_streams.files import annotate_error, sync_folder
 from trellis_keras.export.endpoints import Endpoint, endpoints_of
 from trellis_keras.files import write_error
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -102,8 +102,7 @@ def _check_version(path, version):
         )
     if version is None:
         return
-    if isinstance(version, bool) or not isinstance(version, (int, np.integer)) or version < 1:
-        raise ValueError(f"`version` must be a positive integer. Received: {version!r}")
+    check_integer("version", version, minimum=1)
     if (path / str(version)).exists():
         raise _version_exists(path / str(version))
 

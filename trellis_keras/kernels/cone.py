@@ -225,9 +225,10 @@ def plan_levels(
     time: int | None,
     offsets: tuple[tuple[int, ...], ...],
     output_length: int | None,
-    output_levels: tuple[int, ...],
-    bounds: tuple[int, ...],
-    period: int,
+    *,
+    output_levels: tuple[int, ...] = (),
+    bounds: tuple[int, ...] = (),
+    period: int = 1,
     unroll: bool | None,
     weights: int,
 ) -> Cone:
@@ -252,8 +253,15 @@ def plan_levels(
     if unroll:
         return unrolled
     block_cost = _block_cost(unrolled, weights)
-    bounds = (*output_levels, *bounds)
-    blocks = choose_blocks(time, offsets, output_length, bounds, period, 2, block_cost)
+    blocks = choose_blocks(
+        time,
+        offsets,
+        output_length,
+        bounds=(*output_levels, *bounds),
+        period=period,
+        first=2,
+        block_cost=block_cost,
+    )
     looped = Cone(time, offsets, output_length, output_levels, blocks)
     if unroll is None and time is not None:
         allowed = max(_WASTE, block_cost * len(offsets) / _LEVELS_PER_LOOP)
@@ -280,6 +288,7 @@ def choose_blocks(
     time: int | None,
     offsets: Sequence[Sequence[int]],
     output_length: int | None = None,
+    *,
     bounds: Collection[int] = (),
     period: int = 1,
     first: int = 1,

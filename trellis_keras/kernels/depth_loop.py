@@ -20,7 +20,11 @@ States = list[Tensor]
 
 
 def run_levels(
-    plan: cone.Cone, states: Any, level: Callable, injection: "SharedInjection", loop: Callable
+    plan: cone.Cone,
+    states: Any,
+    level: Callable[..., States],
+    injection: "SharedInjection",
+    loop: Callable[..., States],
 ) -> tuple[dict[int, Tensor], States]:
     """Runs all levels of a plan, as `TrellisLayer._run_levels` does at every position.
 
@@ -81,7 +85,12 @@ class SharedInjection:
     """
 
     def __init__(
-        self, plan: cone.Cone, inject: Callable, bias: Tensor, dilation: Callable, every: int
+        self,
+        plan: cone.Cone,
+        inject: Callable[[np.ndarray | None, int], Tensor],
+        bias: Tensor,
+        dilation: Callable[[int], int],
+        every: int,
     ) -> None:
         self.plan, self.inject, self.bias = plan, inject, bias
         self.dilation, self.every = dilation, every
@@ -123,7 +132,7 @@ class SharedInjection:
         return gather(self.computed[d], read)
 
 
-def repeat(turn: Callable, states: States, turns: int) -> States:
+def repeat(turn: Callable[[Tensor, States], States], states: States, turns: int) -> States:
     """Returns the states after `states = turn(n, states)` for n = 0..turns-1, compiled once.
 
     Each backend uses the loop that it can differentiate: TensorFlow's `scan` has no gradient under
@@ -156,19 +165,13 @@ def in_tensorflow_graph() -> bool:
     return runtime_tf.in_graph()
 
 
-def fused_lstm_levels(*args: Any, **kwargs: Any) -> States:
-    """`depth_loop_tf.lstm_levels`, imported lazily because it needs TensorFlow."""
-    from trellis_keras.kernels import depth_loop_tf
-
-    return depth_loop_tf.lstm_levels(*args, **kwargs)
-
-
 def step_levels(
     a: Tensor,
-    past: list[Tensor],
+    past: States,
+    *,
     active: np.ndarray | None,
-    current_product: Callable,
-    gated_states: Callable,
+    current_product: Callable[[Tensor], Tensor],
+    gated_states: Callable[..., States],
     compute_dtype: str,
 ) -> tuple[States, States]:
     """Runs all levels of one time step in a loop, given the contribution of the past taps to each.

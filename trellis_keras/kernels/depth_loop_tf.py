@@ -28,6 +28,7 @@ def lstm_levels(
     states: Sequence[tf.Tensor],
     injected: tf.Tensor,
     kernel: tf.Tensor,
+    *,
     dropout: tf.Tensor | None,
     initial: Sequence[tf.Tensor] | None,
     turns: int,

@@ -9,7 +9,7 @@ kernel's gradient.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -35,9 +35,9 @@ class _Equations(NamedTuple):
             None.
     """
 
-    advance: Callable[..., Any]
-    linearize: Callable[..., Any]
-    differentiate: Callable[..., Any]
+    advance: Callable[..., list[Tensor]]
+    linearize: Callable[..., list[Tensor]]
+    differentiate: Callable[..., tuple[list[Tensor], list[Tensor | None]]]
 
 
 def supports(layer: keras.Layer) -> bool:
@@ -93,7 +93,14 @@ def recurrent_loop(
         valid = [ops.cast(ops.transpose(mask)[..., None], states[0].dtype)]
     loop = _differentiable_loop if training else _loop
     y, *last = loop(
-        equations, cell.compute_dtype, product, x, kernel, state_bias, list(states), valid
+        x,
+        kernel,
+        state_bias,
+        list(states),
+        valid,
+        equations=equations,
+        compute_dtype=cell.compute_dtype,
+        product=product,
     )
     if valid:
         y = ops.where(ops.cumsum(valid[0], axis=0) > 0, y, ops.zeros_like(y))
@@ -138,18 +145,18 @@ def _biases(cell, dtype):
     return biases[:1], biases[1:]
 
 
-def _loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
+def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype, product):
     """Computes h at all steps (time, batch, units), and the last states.
 
     Args:
-        equations: The `_Equations` of the cell.
-        compute_dtype: Dtype of the products' operands.
-        product: Function that multiplies rows by a kernel.
         x: Contribution of the inputs, (time, batch, blocks * units).
         kernel: The recurrent kernel, (units, blocks * units).
         bias: List of at most one bias of m.
         states: List of the initial states, each (batch, units).
         valid: List of at most one mask (time, batch, 1): 1 at steps that count, 0 at others.
+        equations: The `_Equations` of the cell.
+        compute_dtype: Dtype of the products' operands.
+        product: Function that multiplies rows by a kernel.
     """
     operand = ops.cast(kernel, compute_dtype)  # once, not in each step
 
@@ -161,7 +168,9 @@ def _loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
     return y, *last
 
 
-def _differentiable_loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
+def _differentiable_loop(
+    x, kernel, bias, states, valid, *, equations, compute_dtype, product
+):  # fmt: skip
     """Computes what `_loop` does, with a custom gradient."""
     biases, number, masks = len(bias), len(states), len(valid)
 

@@ -22,7 +22,7 @@ from trellis_keras.layers.masks import flip_time, resolve_mask
 from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
-from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 
 # The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses
 # z2 instead, without r1 it uses r2.
@@ -135,7 +135,7 @@ class LRUCell(RecurrentCell):
 
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Tensor | list[Tensor]]:
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
         self._check_call(inputs, states, [self.units])
@@ -371,7 +371,7 @@ class LRU(StatefulLayer):
         initial_state: Sequence[Tensor] | None = None,
         training: bool = False,
         mask: Tensor | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, ...]:
         check_has_steps(self, inputs)
         mask = resolve_mask(inputs, mask)
         if self.go_backwards:
@@ -481,7 +481,7 @@ class LRU(StatefulLayer):
 
     # Keras
 
-    def compute_output_shape(self, input_shape: Shape) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shapes:
         steps = (input_shape[1],) if self.return_sequences else ()
         y = (input_shape[0], *steps, self.units)
         return (y, *[(input_shape[0], self.units)] * self.depth) if self.return_state else y

@@ -4,8 +4,6 @@
 and as a call argument that overrides the attribute.
 """
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -31,7 +29,9 @@ def check_output_length(
         )
 
 
-def count_outputs(layer: Any, time: int | None, output_length: int | None = None) -> int | None:
+def count_outputs(
+    layer: keras.Layer, time: int | None, output_length: int | None = None
+) -> int | None:
     """Returns the number of last steps that a call computes, or None for all.
 
     Args:
@@ -55,7 +55,9 @@ def count_outputs(layer: Any, time: int | None, output_length: int | None = None
     return steps
 
 
-def time_axis(layer: Any, time: int | None, output_length: int | None) -> tuple[int | None, ...]:
+def time_axis(
+    layer: keras.Layer, time: int | None, output_length: int | None
+) -> tuple[int | None, ...]:
     """Returns the time axis of the output shape, empty without one. See `count_outputs`."""
     steps = count_outputs(layer, time, output_length)
     return (time if steps is None else steps,) if layer.return_sequences else ()
@@ -71,7 +73,7 @@ def last_steps(x: Tensor, steps: int | None) -> Tensor:
         return ops.slice(x, (0, time - steps, 0), (batch, steps, channels))
 
 
-def output_mask(layer: Any, mask: Tensor | None) -> Tensor | None:
+def output_mask(layer: keras.Layer, mask: Tensor | None) -> Tensor | None:
     """Returns the mask of the steps that a layer returns, or None."""
     if mask is None or not layer.return_sequences:
         return None

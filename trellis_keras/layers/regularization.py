@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.checks import check_positive
-from trellis_keras.types import Initializer, Regularizer, Shape, Tensor
+from trellis_keras.types import Initializer, Regularizer, Shape, Shapes, Tensor
 
 
 class _MaskDropout(keras.layers.Layer):
@@ -35,7 +35,7 @@ class _MaskDropout(keras.layers.Layer):
     def is_active(self, training: bool) -> bool:
         return bool(training) and self.rate > 0
 
-    def compute_output_shape(self, input_shape: Shape) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shapes:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

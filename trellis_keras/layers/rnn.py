@@ -27,7 +27,7 @@ from trellis_keras.layers.masks import last_step, resolve_mask
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer
-from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 
 _KINDS = ("kernel", "recurrent", "bias")
 
@@ -237,7 +237,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             for mask, (layer, like) in zip(masks, layers, strict=True)
         )
 
-    def get_initial_state(self, batch_size: int | None = None) -> Any:
+    def get_initial_state(self, batch_size: int | None = None) -> Tensor | list[Tensor]:
         """Returns zero states: a tensor (batch, units), or a list of them."""
         # A single state is not in a list: `keras.layers.RNN.reset_state` fails for stacked cells
         # with lists.
@@ -374,7 +374,7 @@ class RHNCell(RecurrentCell):
 
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Tensor | list[Tensor]]:
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
         self._check_call(inputs, states, [self.input_channels])
@@ -529,7 +529,7 @@ class GridLSTMCell(RecurrentCell):
 
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Tensor | list[Tensor]]:
         self._check_call(inputs, states, [self.units, 2 * self.units])
         h1, m1 = inputs[:, : self.units], inputs[:, self.units :]
         m1 = m1 if m1.shape[-1] else ops.zeros_like(h1)
@@ -675,7 +675,7 @@ class StackedRNN(StatefulLayer):
         initial_state: Sequence[Tensor] | None = None,
         training: bool = False,
         mask: Tensor | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, ...]:
         check_has_steps(self, inputs)
         training, mask = bool(training), resolve_mask(inputs, mask)
         states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
@@ -766,7 +766,7 @@ class StackedRNN(StatefulLayer):
 
     # Keras
 
-    def compute_output_shape(self, input_shape: Shape) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shapes:
         shape = input_shape
         for layer in self.layers:
             shape = _output_shape(layer, shape)
@@ -797,7 +797,7 @@ def _at_least_float32(cell, states):
 
 
 @contextlib.contextmanager
-def _float64_tanh(cells: Sequence[Any]) -> Iterator[None]:
+def _float64_tanh(cells: Sequence[keras.layers.Layer]) -> Iterator[None]:
     """Context, under `RATES_LOCK`, in which Keras' cells compute tanh in float64 on JAX too.
 
     There `keras.activations.tanh` returns float32, and the loop over a SimpleRNN's cell fails.

@@ -9,7 +9,7 @@ from keras import ops
 from keras_streams.protocol import StreamingMixin, at_least_float32, shapes_match
 from trellis_keras.layers.output_length import output_mask
 from trellis_keras.layers.sublayers import SublayersMixin
-from trellis_keras.types import Tensor
+from trellis_keras.types import Shapes, Specs, Tensor
 
 
 class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
@@ -125,7 +125,7 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
         for phase in (True, False) if training is None else (training,):
             self.carried_states(phase).reset(batch_size, self.state_sizes)
 
-    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor | tuple | None:
         """Returns a mask for y, the only output with a time axis, and None for other outputs."""
         mask = output_mask(self, mask)
         others = self.return_aux + self.return_state * len(self.state_sizes)
@@ -137,10 +137,10 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
         initial_state: Sequence[Tensor] | None = None,
         training: bool = False,
         mask: Tensor | None = None,
-    ) -> Any:
+    ) -> Specs:
         return self.output_spec(self.compute_output_shape(inputs.shape))
 
-    def output_spec(self, shapes: Any) -> Any:
+    def output_spec(self, shapes: Shapes) -> Specs:
         """Returns `KerasTensor`s of these shapes, those of states in their own dtype."""
         if isinstance(shapes[0], tuple):
             n_states = self.return_state * len(self.state_sizes)

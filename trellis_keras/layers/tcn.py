@@ -405,7 +405,7 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     # Keras
 
-    def compute_output_shape(self, input_shape: Shape) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.filters)
 
     def get_config(self) -> dict[str, Any]:
@@ -715,7 +715,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
-        shape = (None, None, self.input_channels)
+        shape: Shape = (None, None, self.input_channels)
         for block in self.blocks:
             block.build(shape)
             shape = block.compute_output_shape(shape)
@@ -825,10 +825,10 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     # Keras
 
-    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor | tuple | None:
         return output_mask(self, mask)
 
-    def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
+    def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Shape:
         time = time_axis(self, input_shape[1], output_length)
         return (input_shape[0], *time, self.blocks[-1].filters)
 

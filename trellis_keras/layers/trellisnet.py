@@ -42,7 +42,7 @@ from trellis_keras.layers.output_length import (
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
-from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Specs, Tensor
 
 # Gated activations
 
@@ -463,11 +463,11 @@ class TrellisLayer(StatefulLayer):
         """Returns the dilation of a level, counted from 1."""
         return self.dilations[(level - 1) % len(self.dilations)]
 
-    def injects_input(self, level: Any) -> Any:
+    def injects_input(self, level: int | np.ndarray) -> bool | np.ndarray:
         """Returns whether x is injected at a level (or at each of an array of levels)."""
         return (level - 1) % self.injection_every == 0
 
-    def active_channels(self, level: Any) -> np.ndarray | None:
+    def active_channels(self, level: int | np.ndarray) -> np.ndarray | None:
         """Returns which channels have started at a level, or None if all have.
 
         Booleans (units,), or (levels, units) for an array of levels.
@@ -505,7 +505,7 @@ class TrellisLayer(StatefulLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, ...]:
         check_has_steps(self, inputs)
         training = bool(training)
         mask = resolve_mask(inputs, mask)
@@ -725,7 +725,7 @@ class TrellisLayer(StatefulLayer):
             time,
             tuple(cone.offsets(taps, self.dilation(i)) for i in range(1, self.depth + 1)),
             output_length,
-            tuple(self.aux_levels),
+            output_levels=tuple(self.aux_levels),
             bounds=tuple(sorted({level - 1 for level in starts if level > 1})),
             period=cone.find_period(self.dilations),
             unroll=True if self.unroll is None and self._cell_draws else self.unroll,
@@ -765,16 +765,18 @@ class TrellisLayer(StatefulLayer):
         def loop(i, turn, states, injected, turns):
             if mask is not None or not self._can_fuse(i, plan.time):
                 return depth_loop.repeat(turn, states, turns)
-            return depth_loop.fused_lstm_levels(
+            from trellis_keras.kernels import depth_loop_tf
+
+            return depth_loop_tf.lstm_levels(
                 states,
                 injected,
                 weights.recurrent_kernel,
-                weights.dropout,
-                initial,
-                turns,
-                self.compute_dtype,
-                training,
-                self.rematerialize,
+                dropout=weights.dropout,
+                initial=initial,
+                turns=turns,
+                compute_dtype=self.compute_dtype,
+                training=training,
+                rematerialize=self.rematerialize,
             )
 
         zero_states = None
@@ -883,10 +885,10 @@ class TrellisLayer(StatefulLayer):
         below, top = depth_loop.step_levels(
             a,
             past,
-            self.active_channels(np.arange(1, self.depth + 1)),
-            self._hidden_product(kernel[-1:], 0),
-            self._gated_states,
-            self.compute_dtype,
+            active=self.active_channels(np.arange(1, self.depth + 1)),
+            current_product=self._hidden_product(kernel[-1:], 0),
+            gated_states=self._gated_states,
+            compute_dtype=self.compute_dtype,
         )
         pairs = zip(cache["states"], below, strict=True)
         states = [buffers.append(of_state, newest) for of_state, newest in pairs]
@@ -989,7 +991,7 @@ class TrellisLayer(StatefulLayer):
 
     # Keras
 
-    def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
+    def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Shapes:
         batch, steps = input_shape[0], time_axis(self, input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
         if self.return_aux:
@@ -1005,7 +1007,7 @@ class TrellisLayer(StatefulLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-    ) -> Any:
+    ) -> Specs:
         return self.output_spec(self.compute_output_shape(inputs.shape, output_length))
 
     def get_config(self) -> dict[str, Any]:
