@@ -360,6 +360,7 @@ class RHNCell(RecurrentCell):
                 fan_in=fan_in if i == 1 else None,
             )
             self.recurrent_kernels.append(recurrent_kernel)
+        for i in range(1, self.transition_depth + 1):
             bias = self.add_gate_weight(
                 "bias", (columns,), name=f"bias_{i}", initializer=self._initial_bias(i)
             )
