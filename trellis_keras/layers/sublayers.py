@@ -11,7 +11,7 @@ class SublayersMixin(keras.layers.Layer):
     """Saves which sublayers of a layer or model have `trainable=False` or were quantized by Keras.
 
     Keras saves both in the config of layers that are constructor arguments, but sublayers created
-    by the constructor have no config in the file.
+    by the constructor have no config in the file (Keras issue 9589 for models within models).
     """
 
     def get_build_config(self) -> dict[str, Any] | None:

@@ -624,14 +624,8 @@ class SequenceClassifier(SequenceModel):
         nan_padding: Boolean, whether sequences of different lengths are padded with NaN: steps
             after the last value of a sequence are masked. (Earlier missing values are handled
             by `normalize`.) Defaults to `False`.
-        normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
-            `False`.
-        input_dropout: Float in [0, 1), element-wise dropout rate of the inputs. Defaults to 0.
-        output_dropout: Float in [0, 1), element-wise dropout rate of the backbone's outputs.
-            Defaults to 0.
-        kernel_initializer: Initializer for W. Defaults to Glorot uniform.
-        bias_initializer: Initializer for b. Defaults to `"zeros"`.
-        seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
+        **kwargs: `normalize`, `input_dropout`, `output_dropout`, `kernel_initializer`,
+            `bias_initializer` and `seed`, as in `SequenceModel`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels), or token ids (batch, time) with an `embedding`.
@@ -825,14 +819,8 @@ class SequenceRegressor(SequenceModel):
             (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden).
         units: Positive integer, number of outputs. Defaults to 1.
         per_step: Boolean, whether the model has outputs at each step. Defaults to `False`.
-        normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
-            `False`.
-        input_dropout: Float in [0, 1), element-wise dropout rate of the inputs. Defaults to 0.
-        output_dropout: Float in [0, 1), element-wise dropout rate of the backbone's outputs.
-            Defaults to 0.
-        kernel_initializer: Initializer for W. Defaults to Glorot uniform.
-        bias_initializer: Initializer for b. Defaults to `"zeros"`.
-        seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
+        **kwargs: `normalize`, `input_dropout`, `output_dropout`, `kernel_initializer`,
+            `bias_initializer` and `seed`, as in `SequenceModel`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -904,12 +892,8 @@ class PolyphonicModel(SequenceModel):
         backbone: Causal layer from (batch, time, keys) to (batch, time, hidden), with
             `return_sequences=True`.
         keys: Positive integer, number of keys. Defaults to 88, as on a piano.
-        input_dropout: Float in [0, 1), element-wise dropout rate of the inputs. Defaults to 0.
-        output_dropout: Float in [0, 1), element-wise dropout rate of the backbone's outputs.
-            Defaults to 0.
-        kernel_initializer: Initializer for W. Defaults to Glorot uniform.
-        bias_initializer: Initializer for b. Defaults to `"zeros"`.
-        seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
+        **kwargs: `input_dropout`, `output_dropout`, `kernel_initializer`, `bias_initializer` and
+            `seed`, as in `SequenceModel`.
 
     Call arguments:
         inputs: Tensor (batch, time, keys) of 0 and 1.
