@@ -18,6 +18,7 @@ from tests.support.threads import in_threads
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel, generation
+from trellis_keras.models.samplers import get_sampler
 
 samplers = pytest.importorskip("keras_nlp").samplers
 both_backends = pytest.mark.both_backends
@@ -276,7 +277,7 @@ def test_contrastive_search(model):
     for row, prompt in zip(ids, PROMPTS, strict=True):
         np.testing.assert_array_equal(row, contrastive(model, prompt, 12, k=4, alpha=0.5))
     assert (ids != rerun_greedily(model, PROMPTS, 12)).any()
-    assert isinstance(generation.get_sampler("contrastive", 11), samplers.ContrastiveSampler)
+    assert isinstance(get_sampler("contrastive", 11), samplers.ContrastiveSampler)
 
 
 def test_hidden_states_of_zeros_can_be_compared():

@@ -6,10 +6,6 @@ scores of the token at `index` with `next(prompt, cache, index)`, and may reorde
 """
 
 import codecs
-import functools
-import json
-import math
-import numbers
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -20,7 +16,8 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_integer, check_tokens, is_integer
+from trellis_keras.layers.checks import check_integer, check_tokens
+from trellis_keras.models import samplers
 from trellis_keras.types import Cache, Tensor
 
 # Marks positions that are still to be generated. It is not a token id.
@@ -32,8 +29,6 @@ _LOCK = threading.Lock()
 # Shortest lengths in tokens for which functions are compiled; longer ones are powers of two.
 _SHORTEST_SEGMENT = 32
 _LEAST_ROOM = 64
-# Below, a sampler is greedy: quotients of log-probabilities exceed float32.
-_LEAST_TEMPERATURE = 1e-30
 
 
 class TextGenerator:
@@ -195,9 +190,9 @@ def _generate(model, prompts, max_length, sampler, seed, stop_tokens):
     rows, is_text = _encode_prompts(model, prompts)
     given = _pad(rows, max_length)
     stop = _stop_ids(model, stop_tokens)
-    sampler = get_sampler(sampler, model.vocabulary_size)
+    sampler = samplers.get_sampler(sampler, model.vocabulary_size)
     seed = _checked_seed(seed)
-    _set_seed(sampler, seed)
+    samplers.set_seed(sampler, seed)
     ids = _write_all(model, given, sampler, stop)
     lengths = row_lengths(ids, given, stop)
     if not is_text:
@@ -214,14 +209,14 @@ def _generate_stream(model, prompt, max_length, sampler, seed, stop_tokens):
     (row,), is_text = _encode_prompts(model, [prompt])
     given = _pad([row], max_length)
     stop = _stop_ids(model, stop_tokens)
-    sampler = get_sampler(sampler, model.vocabulary_size)
+    sampler = samplers.get_sampler(sampler, model.vocabulary_size)
     seed = _checked_seed(seed)
 
     def tokens():
         # Two iterators may share a sampler: its seed is set when the first token is requested.
-        _set_seed(sampler, seed)
+        samplers.set_seed(sampler, seed)
         yield from row.tolist()
-        if type(sampler).__call__ is _library().Sampler.__call__:
+        if type(sampler).__call__ is samplers.library().Sampler.__call__:
             yield from _write_each(model, row, max_length, sampler, stop)
             return
         # This sampler compares whole continuations.
@@ -253,7 +248,7 @@ def _write_all(model, given, sampler, stop):
     extended = np.concatenate([np.repeat(given[:, :1], room, axis=1), given], axis=1)
     read = sum(part.shape[1] for part in hidden)
     options = {}
-    if isinstance(sampler, _library().ContrastiveSampler):
+    if isinstance(sampler, samplers.library().ContrastiveSampler):
         # It compares with all tokens before the index.
         last = _read(model, given[:, read : read + 1], cache)[1]
         found = np.concatenate([ops.convert_to_numpy(part) for part in (*hidden, last)], axis=1)
@@ -390,188 +385,37 @@ def _compiled(make, model, sampler, shape, *settings):
 
     Each shape of the arguments has its own function, so that unused ones can be evicted.
     """
-    is_own = _is_custom(sampler)
+    is_own = samplers.is_custom(sampler)
 
     def build():
         # A copy, because the user may change the attributes of the original.
-        copy = sampler if is_own else _copy(sampler)
+        copy = sampler if is_own else samplers.inference_copy(sampler)
         function = make(model, copy, *settings)
         compiled = compile_xla(function, model.variables, copy.variables)
         return compiled, copy, threading.Lock()
 
     # The config of a custom sampler may be incomplete.
-    key = make.__name__, type(sampler), id(sampler) if is_own else _settings(sampler), shape
+    key = (
+        make.__name__,
+        type(sampler),
+        id(sampler) if is_own else samplers.settings_of(sampler),
+        shape,
+    )
     function, copy, lock = cached_function(model, (*key, *settings), build)
 
     def call(*tensors):
         with lock:
-            _copy_state(sampler, copy)
+            samplers.copy_state(sampler, copy)
             result = function(*tensors)
-            _copy_state(copy, sampler)
+            samplers.copy_state(copy, sampler)
         return result
 
     return call
 
 
-def _settings(sampler):
-    """A sampler's config without the seed, as JSON. (It may contain NumPy numbers.)"""
-    config = {k: v for k, v in sampler.get_config().items() if k != "seed"}
-    return json.dumps(config, sort_keys=True, default=lambda number: number.item())
-
-
-def _copy_state(source, target):
-    for a, b in zip(source.variables, target.variables, strict=True):
-        b.assign(a.value)
-
-
-# Samplers
-
-
-def _library():
-    try:
-        import keras_nlp
-    except ImportError as error:
-        raise ImportError(
-            "`generate` takes its samplers from Keras-NLP. Install it with `pip install keras-nlp`."
-        ) from error
-    return keras_nlp.samplers
-
-
-def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
-    """Returns a Keras-NLP sampler that works with a language model.
-
-    Args:
-        sampler: A name, or a `keras_nlp.samplers.Sampler`.
-        vocabulary_size: Positive integer.
-
-    Raises:
-        ValueError: If the sampler is unknown or unsupported.
-    """
-    samplers = _library()
-    by_name = {
-        "beam": samplers.BeamSampler,
-        "contrastive": samplers.ContrastiveSampler,
-        "greedy": samplers.GreedySampler,
-        "random": samplers.RandomSampler,
-        "top_k": samplers.TopKSampler,
-        "top_p": samplers.TopPSampler,
-    }
-    speculative = getattr(samplers, "SpeculativeSampler", ())  # not in every version
-    if sampler == "speculative" or isinstance(sampler, speculative):
-        raise ValueError(
-            "The speculative sampler needs a draft model and a cache that can return to an earlier "
-            "token, which a streaming cache cannot."
-        )
-    if isinstance(sampler, str) and sampler in by_name:
-        sampler = by_name[sampler]()
-    if not isinstance(sampler, samplers.Sampler):
-        raise ValueError(
-            f"`sampler` must be one of {sorted(by_name)} or a `keras_nlp.samplers.Sampler`. "
-            f"Received: sampler={sampler!r}"
-        )
-    if getattr(sampler, "return_all_beams", False):
-        raise ValueError("`generate` returns the best beam: `return_all_beams` must be False.")
-    _check_settings(sampler, vocabulary_size)
-    if getattr(sampler, "temperature", 1.0) >= _LEAST_TEMPERATURE:
-        return sampler
-    if _is_custom(sampler) or isinstance(sampler, samplers.ContrastiveSampler):
-        raise ValueError(
-            f"A {type(sampler).__name__} needs a `temperature` of {_LEAST_TEMPERATURE} or more. "
-            f"Received: temperature={sampler.temperature}"
-        )
-    return samplers.GreedySampler()
-
-
-def _check_settings(sampler, vocabulary_size):
-    samplers = _library()
-
-    def is_positive(n):
-        return is_integer(n, minimum=1)
-
-    def is_count(k):
-        return is_positive(k) and k <= vocabulary_size
-
-    def is_fraction(p):
-        return isinstance(p, numbers.Real) and 0 <= p <= 1
-
-    def is_temperature(t):
-        return isinstance(t, numbers.Real) and 0 <= t < math.inf
-
-    count = f"an integer in [1, {vocabulary_size}], the size of the vocabulary"
-    for kind, name, needed, is_valid in (
-        (samplers.Sampler, "temperature", "finite and at least 0", is_temperature),
-        (samplers.TopKSampler, "k", count, is_count),
-        (samplers.TopPSampler, "k", count, lambda k: k is None or is_count(k)),
-        (samplers.TopPSampler, "p", "in [0, 1]", is_fraction),
-        (samplers.ContrastiveSampler, "k", count, is_count),
-        (samplers.ContrastiveSampler, "alpha", "in [0, 1]", is_fraction),
-        (samplers.BeamSampler, "num_beams", "a positive integer", is_positive),
-    ):
-        if not isinstance(sampler, kind):
-            continue
-        value = getattr(sampler, name)
-        if not is_valid(value):
-            raise ValueError(f"`{name}` of a sampler must be {needed}. Received: {name}={value!r}")
-
-
-def _is_custom(sampler):
-    return type(sampler) not in vars(_library()).values()
-
-
-def _copy(sampler):
-    """Returns a copy of a Keras-NLP sampler that takes low temperatures and draws fast.
-
-    The original draws one number per token of the vocabulary, which may take longer than the rest
-    of a step; the copy draws one per row.
-    """
-    copy = sampler.from_config(sampler.get_config())
-    copy.compute_probabilities = functools.partial(_probabilities, float(sampler.temperature))
-    draws = {_library().RandomSampler: _draw_token, _library().TopPSampler: _draw_likely_token}
-    if type(sampler) in draws:
-        copy.get_next_token = functools.partial(draws[type(sampler)], copy)
-    return copy
-
-
-def _probabilities(temperature, log_probs):
-    """Returns the probabilities at a temperature; the most probable token keeps exactly exp(0).
-
-    Divided by a low temperature first, log-probabilities are so large that the softmax may round
-    all of its terms to 0.
-    """
-    log_probs = ops.cast(log_probs, "float32")
-    best = ops.max(log_probs, axis=-1, keepdims=True)
-    return ops.softmax((log_probs - best) / temperature)
-
-
-def _draw_token(sampler, probabilities):
-    return _draw(probabilities, sampler.seed_generator)
-
-
-def _draw_likely_token(sampler, probabilities):
-    """Draws one of the likeliest tokens, before which the sum of probabilities is at most p."""
-    size = probabilities.shape[-1] if sampler.k is None else sampler.k
-    likely, tokens = ops.top_k(probabilities, size)
-    before = ops.cumsum(likely, axis=-1) - likely
-    index = _draw(ops.where(before <= sampler.p, likely, 0.0), sampler.seed_generator)
-    return ops.take_along_axis(tokens, index[:, None], axis=-1)[:, 0]
-
-
-def _draw(weights, seed_generator):
-    """Draws an index per row, with probabilities in proportion to its weights (rows, choices)."""
-    sums = ops.cumsum(weights, axis=-1)
-    number = keras.random.uniform((weights.shape[0], 1), dtype=sums.dtype, seed=seed_generator)
-    return ops.sum(ops.cast(sums <= number * sums[:, -1:], "int32"), axis=-1)
-
-
 def _checked_seed(seed):
     """Returns a seed as a Python integer or None (Keras takes no NumPy integers)."""
     return None if seed is None else check_integer("seed", seed)
-
-
-def _set_seed(sampler, seed):
-    if seed is not None:
-        for state in sampler.variables:
-            state.assign(keras.random.SeedGenerator(seed).state)
 
 
 # Text
