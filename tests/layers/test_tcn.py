@@ -330,9 +330,6 @@ BAD = {
     "padding` must be.*'valid'": {"padding": "valid"},
     "the step in the middle": {"padding": "same", "return_sequences": False},
     "output_length` must be None": {"go_backwards": True, "output_length": 1},
-    "no argument `nb_filters`. Use `filters`": {"nb_filters": 3},
-    "no argument `use_batch_norm`. Use `normalization=.batch.`": {"use_batch_norm": True},
-    "no argument `stateful`. The state of a TCN is its streaming cache": {"stateful": True},
     "depth.*positive": {"depth": 0},
     r"dropout` must be in \[0, 1\). Received: dropout=1.0": {"dropout": 1.0},
     "dropout_kind` must be one of.*Received: 'channel'": {"dropout_kind": "channel"},
@@ -346,13 +343,6 @@ BAD = {
 def test_bad_arguments(message):
     with pytest.raises(ValueError, match=message):
         TCN(**({"filters": 4, "kernel_size": 3, "depth": 3} | BAD[message]))
-
-
-def test_arguments_of_keras_tcn_alone():
-    with pytest.raises(ValueError, match="no argument `nb_filters`. Use `filters`.*nb_filters=64"):
-        TCN(nb_filters=64)
-    with pytest.raises(TypeError, match="filters"):
-        TCN()
 
 
 def test_bad_calls():

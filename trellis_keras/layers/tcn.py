@@ -476,25 +476,6 @@ _BLOCK_ARGUMENTS = (
     "kernel_regularizer",
 )
 
-# Arguments of other TCN layers, and their equivalents here.
-_ARGUMENTS_ELSEWHERE = {
-    "nb_filters": "Use `filters`.",
-    "nb_stacks": "Use `dilations=nb_stacks * [1, 2, 4, ...]`.",
-    "dropout_rate": 'Use `dropout`, with `dropout_kind="spatial"` as in keras-tcn.',
-    "use_skip_connections": "Use `skip_connections`.",
-    "use_layer_norm": 'Use `normalization="layer"`.',
-    "use_batch_norm": 'Use `normalization="batch"`.',
-    "use_weight_norm": "Use `weight_norm`.",
-    "return_state": (
-        "The state of a TCN is its streaming cache: use `y, cache = layer.prefill(x)` and "
-        "`layer.step(x, cache)`."
-    ),
-    "stateful": (
-        "The state of a TCN is its streaming cache: use `y, cache = layer.prefill(x, cache)` to "
-        "continue a sequence, or a `TrellisLayer`, which carries states in `fit`."
-    ),
-}
-
 
 def receptive_field_of(kernel_size: int, depth: int) -> int:
     """Returns the receptive field of a `TCN` with dilations 1, 2, 4, ..."""
@@ -587,15 +568,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
     >>> layer.receptive_field
     61
     """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "TCN":
-        # Before Python finds that `filters` is missing.
-        for name in kwargs.keys() & _ARGUMENTS_ELSEWHERE.keys():
-            raise ValueError(
-                f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
-                f"Received: {name}={kwargs[name]!r}"
-            )
-        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,

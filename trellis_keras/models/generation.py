@@ -395,12 +395,8 @@ def _compiled(make, model, sampler, shape, *settings):
         return compiled, copy, threading.Lock()
 
     # The config of a custom sampler may be incomplete.
-    key = (
-        make.__name__,
-        type(sampler),
-        id(sampler) if is_own else samplers.settings_of(sampler),
-        shape,
-    )
+    settings_of = id if is_own else samplers.settings_of
+    key = make.__name__, type(sampler), settings_of(sampler), shape
     function, copy, lock = cached_function(model, (*key, *settings), build)
 
     def call(*tensors):
