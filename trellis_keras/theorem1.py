@@ -42,7 +42,7 @@ from trellis_keras.layers import (
     TrellisLayer,
 )
 from trellis_keras.layers.checks import check_positive
-from trellis_keras.layers.rnn import DROPOUTS
+from trellis_keras.layers.stacked_rnn import DROPOUTS
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 from trellis_keras.types import Specs, Tensor

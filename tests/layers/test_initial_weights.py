@@ -6,7 +6,7 @@ import pytest
 
 from trellis_keras import zoo
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell
-from trellis_keras.layers.rnn import GateInitializer
+from trellis_keras.layers.recurrent_cell import GateInitializer
 
 UNITS = 64
 GLOROT = np.sqrt(2 / (2 * UNITS + UNITS))  # standard deviation of a gate [W; U], (2H, H)

@@ -10,8 +10,7 @@ from keras import ops
 from tests.support.golden import family, floats, log_softmax
 from tests.support.gradients import value_and_gradients
 from trellis_keras.kernels.activations import tanh
-from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell
-from trellis_keras.layers.rnn import StackedRNN
+from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN
 from trellis_keras.models import LanguageModel
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

@@ -14,7 +14,7 @@ import pytest
 from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
-from trellis_keras.layers.rnn import GateInitializer
+from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.models.saved_files import check_file, load_model, saved_tokens
 from trellis_keras.zoo import pretrained

@@ -11,7 +11,7 @@ import numpy as np
 
 from trellis_keras import layers, models, training
 from trellis_keras.data import Vocabulary
-from trellis_keras.layers.rnn import GateInitializer
+from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.theorem1 import to_trellis
 
 FOLDER = pathlib.Path(__file__).parent

@@ -1,3 +1,4 @@
+from trellis_keras.layers.grid_lstm import GridLSTMCell
 from trellis_keras.layers.heads import AdaptiveSoftmax, DenseHead, Head, MixtureOfSoftmaxes
 from trellis_keras.layers.lru import LRU, LRUCell
 from trellis_keras.layers.regularization import (
@@ -8,7 +9,8 @@ from trellis_keras.layers.regularization import (
     VariationalDropout,
     weight_norm,
 )
-from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
+from trellis_keras.layers.rhn import RHNCell
+from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.layers.tcn import TCN, TCNBlock, depth_for
 from trellis_keras.layers.trellisnet import (
     GatedActivation,

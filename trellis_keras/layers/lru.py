@@ -19,8 +19,9 @@ from trellis_keras.layers.checks import (
     without_removed,
 )
 from trellis_keras.layers.masks import flip_time, resolve_mask
-from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
+from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.stacked_rnn import UNITS_FOR_XLA
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 

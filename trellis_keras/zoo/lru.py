@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from trellis_keras.layers import LRU, DenseHead, GridLSTMCell, RHNCell, StackedRNN
-from trellis_keras.layers.rnn import GateInitializer
+from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import Adam, EarlyStopping, ExponentialDecay
 from trellis_keras.zoo.recipe import check_choice

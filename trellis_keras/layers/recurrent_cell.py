@@ -1,0 +1,266 @@
+"""The base class of the cells for `keras.layers.RNN`: RHN, Grid-LSTM and LRU."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_streams.protocol import check_shape
+from trellis_keras._keras_internals import DropoutRNNCell
+from trellis_keras.layers.checks import check_positive, without_removed
+from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.types import Initializer, Regularizer, Tensor
+
+_KINDS = ("kernel", "recurrent", "bias")
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class GateInitializer(keras.initializers.Initializer):
+    """Initializes each gate of a recurrent kernel as a separate matrix.
+
+    A cell concatenates the kernels of its gates, `(rows, gates * units)`. If they were
+    initialized as one matrix, the Glorot fan-out would count all gates, and cells with more
+    gates would start with smaller weights. Here each gate is a matrix `[W; U]` of shape `(fan_in,
+    units)`: `kernel` holds its first rows and `recurrent_kernel` the others.
+
+    Args:
+        initializer: Keras initializer of one gate. With a seed, each gate draws different numbers.
+        gates: Positive integer, number of gates.
+        fan_in: Positive integer, number of rows of a gate's full matrix. Only initializers that
+            scale with it (`keras.initializers.VarianceScaling`, hence Glorot, He and LeCun) use it.
+            Defaults to the number of rows of the kernel.
+
+    Raises:
+        ValueError: `gates` is not a positive integer.
+
+    Example:
+
+    >>> kernel = GateInitializer("glorot_uniform", gates=4, fan_in=128)((64, 256))
+    >>> bool(abs(np.std(kernel) - np.sqrt(2 / (128 + 64))) < 0.005)
+    True
+    """
+
+    def __init__(self, initializer: Initializer, gates: int, fan_in: int | None = None):
+        check_positive(gates=gates)
+        self.initializer = keras.initializers.get(initializer)
+        self.gates = gates
+        self.fan_in = fan_in
+
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Tensor:
+        rows, columns = shape
+        scales = isinstance(self.initializer, keras.initializers.VarianceScaling)
+        gate_shape = (self.fan_in or rows) if scales else rows, columns // self.gates
+        gates = [
+            seeded(self.initializer, None, i)(gate_shape, dtype=dtype)[:rows]
+            for i in range(self.gates)
+        ]
+        return ops.concatenate(gates, axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "initializer": keras.initializers.serialize(self.initializer),
+            "gates": self.gates,
+            "fan_in": self.fan_in,
+        }
+
+
+def blockwise(*initializers: keras.initializers.Initializer) -> Callable[..., Tensor]:
+    """Returns the initializer of a bias made of equal blocks, with one initializer per block."""
+
+    def initial(shape, dtype=None):
+        units = shape[0] // len(initializers)
+        return ops.concatenate([block((units,), dtype=dtype) for block in initializers])
+
+    return initial
+
+
+class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
+    """Base class of cells for `keras.layers.RNN`.
+
+    A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks
+    from `dropout_masks` in `call(inputs, states, training=False)`. With several states it sets
+    `state_size` to a list; `recurrent_dropout` then acts on the first state. `output_size` is
+    `units` unless the subclass sets it.
+
+    A dropout mask (batch, channels) is drawn once per sequence, outside the time loop, and only
+    during training: unlike Keras' cells, these neither advance a seed nor add random operations to
+    an inference graph. A cell called on its own draws new masks in each call.
+
+    Args:
+        units: Positive integer, number of channels.
+        kernel_initializer: Initializer of the input part W of each gate's matrix `[W; U]`, see
+            `GateInitializer`. Defaults to `"glorot_uniform"`.
+        recurrent_initializer: Initializer of the recurrent part U. Defaults to
+            `"glorot_uniform"`.
+        bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the weights.
+            Defaults to None.
+        dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
+        recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
+        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
+
+    Raises:
+        ValueError: `units` not positive, or a rate outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        kernel_initializer: Initializer = "glorot_uniform",
+        recurrent_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
+        kernel_regularizer: Regularizer = None,
+        recurrent_regularizer: Regularizer = None,
+        bias_regularizer: Regularizer = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        (units,) = check_positive(units=units)
+        for name, rate in (("dropout", dropout), ("recurrent_dropout", recurrent_dropout)):
+            if not 0 <= rate < 1:
+                raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
+        self.units = units
+        self.state_size: int | list[int] = units
+        self.output_size = units
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.dropout = dropout
+        self.recurrent_dropout = recurrent_dropout
+        self.seed = seed
+        policy = self.dtype_policy
+        input_seed, state_seed = (
+            sub_seed(seed, "RecurrentCell", name) for name in ("dropout", "recurrent_dropout")
+        )
+        self.input_dropout = _CellDropout(dropout, input_seed, dtype=policy)
+        self.state_dropout = _CellDropout(recurrent_dropout, state_seed, dtype=policy)
+        self.reset_dropout_mask()
+        self.reset_recurrent_dropout_mask()
+
+    def add_gate_weight(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        *part: int,
+        name: str | None = None,
+        fan_in: int | None = None,
+        initializer: Initializer = None,
+    ) -> keras.Variable:
+        """Adds a weight with the initializer and regularizer of its kind.
+
+        Args:
+            kind: `"kernel"`, `"recurrent"` or `"bias"`.
+            shape: Shape of the weight.
+            *part: Integers that identify the weight among those of its kind, so that each draws
+                different numbers from the same seed.
+            name: Name of the weight. Defaults to the kind.
+            fan_in: For a kernel, the number of rows that feed a gate, see `GateInitializer`.
+            initializer: Overrides the initializer of the kind.
+        """
+        if initializer is None:
+            initializer = getattr(self, f"{kind}_initializer")
+            initializer = seeded(initializer, self.seed, "RecurrentCell", kind, *part)
+            if kind != "bias":
+                initializer = GateInitializer(initializer, shape[1] // self.units, fan_in)
+        return self.add_weight(
+            name=name or kind,
+            shape=shape,
+            initializer=initializer,
+            regularizer=getattr(self, f"{kind}_regularizer"),
+        )
+
+    def _check_call(self, inputs, states, widths):
+        """Raises ValueError unless the inputs have one of these widths and the states match."""
+        if len(inputs.shape) != 2 or inputs.shape[-1] not in widths:
+            expected = " or ".join(f"(batch, {width})" for width in widths)
+            raise ValueError(
+                f"The inputs of {self.name} must have shape {expected}. "
+                f"Received: shape {tuple(inputs.shape)}"
+            )
+        sizes = keras.tree.flatten(self.state_size)
+        if not isinstance(states, (list, tuple)) or len(states) != len(sizes):
+            received = len(states) if isinstance(states, (list, tuple)) else type(states).__name__
+            raise ValueError(
+                f"{self.name} needs a list of states of the sizes {sizes}. Received: {received}"
+            )
+        for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
+            check_shape(f"states[{i}]", state, (inputs.shape[0], size))
+
+    # `keras.layers.RNN` calls these two before its loop, and resets the masks after it.
+
+    def get_dropout_mask(self, step_input: Tensor) -> Tensor | None:
+        self._dropout_mask = self.input_dropout(step_input)
+        return self._dropout_mask
+
+    def get_recurrent_dropout_mask(self, step_input: Tensor) -> Tensor | None:
+        self._recurrent_dropout_mask = self.state_dropout(step_input)
+        return self._recurrent_dropout_mask
+
+    def dropout_masks(
+        self, inputs: Tensor, state: Tensor, training: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the masks of the inputs and of the state, each None if nothing is dropped.
+
+        An RNN layer draws them before its loop. Outside an RNN layer, each call draws new masks.
+        """
+        if not training:
+            return None, None
+        masks = self._dropout_mask, self._recurrent_dropout_mask
+        layers = (self.input_dropout, inputs), (self.state_dropout, state)
+        return tuple(
+            layer(like, training=True) if mask is None else mask
+            for mask, (layer, like) in zip(masks, layers, strict=True)
+        )
+
+    def get_initial_state(self, batch_size: int | None = None) -> Tensor | list[Tensor]:
+        """Returns zero states: a tensor (batch, units), or a list of them."""
+        # A single state is not in a list: `keras.layers.RNN.reset_state` fails for stacked cells
+        # with lists.
+        if isinstance(self.state_size, int):
+            return ops.zeros((batch_size, self.state_size), self.compute_dtype)
+        return [ops.zeros((batch_size, size), self.compute_dtype) for size in self.state_size]
+
+    def get_config(self) -> dict[str, Any]:
+        config = {**super().get_config(), "units": self.units, "seed": self.seed}
+        for kind in _KINDS:
+            for module in ("initializer", "regularizer"):
+                serialize = getattr(keras, f"{module}s").serialize
+                config[f"{kind}_{module}"] = serialize(getattr(self, f"{kind}_{module}"))
+        return {**config, "dropout": self.dropout, "recurrent_dropout": self.recurrent_dropout}
+
+    # The former defaults of removed options, see `without_removed`.
+    _REMOVED: dict[str, Any] = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "RecurrentCell":
+        return super().from_config(without_removed(config, **cls._REMOVED))
+
+
+class _CellDropout(VariationalDropout):
+    """Returns a dropout mask of the shape of its input: ones in inference, None at rate 0.
+
+    It is a layer because Keras passes `training` on to nested layers, whereas `keras.layers.RNN`
+    requests masks at inference as well, without telling the cell.
+    """
+
+    def call(self, inputs, training=None):
+        if self.rate == 0:
+            return None
+        # None if an RNN's `call` was called directly. The mask is then not used at inference.
+        if training is None or training:
+            return self.draw(ops.shape(inputs))
+        return ops.ones_like(inputs)
+
+
+def drop(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns x times a dropout mask, or x if the mask is None."""
+    return x if mask is None else x * ops.cast(mask, x.dtype)
