@@ -10,13 +10,38 @@ import json
 import os
 import pathlib
 import re
-import runpy
 import sys
 import traceback
 import warnings
 from typing import Annotated
 
 import typer
+import typer.core
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose usage and errors are in the words that people type."""
+
+    def collect_usage_pieces(self, ctx):
+        words = [p.metavar for p in self.params if isinstance(p, typer.core.TyperArgument)]
+        return ["[OPTIONS]", *words]
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            given = _parse(ctx.params.get("settings"))[1]
+            names = {*(parameter.name for parameter in self.params), *given, *_BATCHES}
+            raise ValueError(re.sub(r"`(\w+)`", lambda m: _option(m, names), str(error))) from error
+
+
+# Options of recipes that errors name even if they are not given.
+_BATCHES = ("batch_size", "sequence_length", "context_length")
+
+
+def _option(match, names):
+    return f"--{match[1].replace('_', '-')}" if match[1] in names else match[0]
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +49,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # errors in one line, like the commands' own
     help="Causal sequence models: train, evaluate, generate, export.",
 )
+command = functools.partial(app.command, cls=_Command)
+with_settings = functools.partial(command, context_settings={"ignore_unknown_options": True})
 
 
 def _show_version(value: bool):
@@ -42,11 +69,27 @@ def options(
     pass
 
 
+def _check_runs(runs: list[str] | str):
+    """Raises FileNotFoundError for missing runs, before the package is imported."""
+    for folder in [runs] if isinstance(runs, str) else runs:
+        path = pathlib.Path(folder).expanduser()
+        if not (path / "recipe.json").is_file():
+            within = sorted(path.glob("*/recipe.json"))
+            hint = f" There is one in {within[0].parent}." if within else ""
+            raise FileNotFoundError(f"{folder} holds no run: recipe.json is missing.{hint}")
+    return runs
+
+
+def _check_file(path: str):
+    if not any(os.path.isfile(os.path.expanduser(path) + suffix) for suffix in ("", ".gz")):
+        raise FileNotFoundError(f"There is no file {path}.")
+    return path
+
+
 Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="MODEL [--depth 8 ...]", hidden=True),
+    list[str] | None, typer.Argument(metavar="[MODEL [--depth 8 ...]]", hidden=True)
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `train`.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", callback=_check_runs, hidden=True)]
 DataDir = Annotated[
     str | None,
     typer.Option(
@@ -56,19 +99,19 @@ DataDir = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
 ]
-_ANY_OPTION = {"ignore_unknown_options": True}
 
 
-@app.command("list")
+@command("list")
 def list_command(
-    pattern: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="Pattern such as 'trellisnet_*'.")
-    ] = "*",
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", hidden=True)] = "*",
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Only models with published weights.")
     ] = False,
 ):
-    """List the zoo's models, with published results and ours."""
+    """List the zoo's models, with published results and ours.
+
+    A PATTERN such as 'trellisnet_*' selects some.
+    """
     from trellis_keras import zoo
     from trellis_keras.zoo.datasets.registry import suggestion
 
@@ -81,52 +124,14 @@ def list_command(
     _echo_table([header, *rows], numbers={2, 4, 5})
 
 
-@functools.cache
-def _terminal():
-    """Returns the functions of `trellis_keras.terminal`, without importing the package."""
-    return runpy.run_path(os.path.join(os.path.dirname(__file__), "trellis_keras", "terminal.py"))
-
-
-def _printable(text, lines=True):
-    """Returns a text, which may contain names from files, without control characters."""
-    return _terminal()["printable"](text, lines)
-
-
-def _check_there(*runs, files=(), data_dir=None):
-    """Raises FileNotFoundError for missing runs and files, before the package is imported."""
-    for folder in runs:
-        path = pathlib.Path(folder).expanduser()
-        if not (path / "recipe.json").is_file():
-            within = sorted(path.glob("*/recipe.json"))
-            hint = f" There is one in {within[0].parent}." if within else ""
-            raise FileNotFoundError(f"{folder} holds no run: recipe.json is missing.{hint}")
-    for path in files:
-        places = [os.path.expanduser(path)]
-        if data_dir is not None:
-            places.append(os.path.join(os.path.expanduser(data_dir), os.path.basename(path)))
-        if not any(os.path.isfile(place + suffix) for place in places for suffix in ("", ".gz")):
-            raise FileNotFoundError(f"There is no file {' or '.join(places)}.")
-
-
-def _echo(text="", *, newline=True, err=False):
-    typer.echo(_printable(text), nl=newline, err=err)
-
-
-def _echo_table(rows, numbers):
-    """Prints rows of text in columns, with numbers right-aligned."""
-    rows = [[_printable(cell, False) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        pairs = enumerate(zip(row, widths, strict=True))
-        cells = [cell.rjust(w) if i in numbers else cell.ljust(w) for i, (cell, w) in pairs]
-        typer.echo("  ".join(cells).rstrip())
-
-
-@app.command("recipe", context_settings=_ANY_OPTION)
+@with_settings("recipe")
 def recipe_command(settings: Settings = None):
     """Show a model's recipe, whose values are options of `train`.
 
-    For example: recipe tcn_jsb --depth 8 --epochs 3
+    For example: recipe tcn_jsb --depth 8 --epochs 3 --learning-rate 1e-3
+
+    The arguments of the optimizer are options by their names; those of the schedule, stopping and
+    growth have these names before them, such as --schedule-factor 0.5 --stopping-patience 3.
     """
     names, options = _parse(settings)
     if len(names) != 1:
@@ -136,7 +141,7 @@ def recipe_command(settings: Settings = None):
     typer.echo(zoo.recipe(names[0], **options).to_json(), nl=False)
 
 
-@app.command(context_settings=_ANY_OPTION)
+@with_settings()
 def train(
     output: Annotated[
         str, typer.Option(metavar="FOLDER", help="Folder of the run; an existing run is resumed.")
@@ -152,7 +157,6 @@ def train(
     text: Annotated[
         str | None, typer.Option(metavar="FILE", help="Train on your own text file.")
     ] = None,
-    data_dir: DataDir = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -209,17 +213,17 @@ def train(
 ):
     """Train a model with its recipe, or resume an interrupted run.
 
-    Every value of the recipe is an option, for example --depth 8 --epochs 3; see the command
-    `recipe`. The recipe is the paper's; --setting fast uses this zoo's fast recipe for the same
-    network, if there is one. Without a model, the run in the output folder is resumed.
+    Every value of the recipe is an option, for example --depth 8 --epochs 3 --data-dir FOLDER; see
+    the command `recipe`. The recipe is the paper's; --setting fast uses this zoo's fast recipe for
+    the same network, if there is one. Without a model, the run in the output folder is resumed.
 
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
     if not (names or as_published or coordinator):
         _check_run_to_resume(output)
-    _check_there(files=[] if text is None else [text], data_dir=data_dir)
-    from trellis_keras import zoo
+    if text is not None:
+        _add_text(options, text)
     from trellis_keras.training import devices as parallel
     from trellis_keras.zoo import run
 
@@ -228,9 +232,6 @@ def train(
     elif (processes, process) != (None, None):
         raise ValueError("--processes and --process need --coordinator HOST:PORT.")
     alone = coordinator is None
-
-    if data_dir is not None:
-        options["data_dir"] = data_dir
     if precision is not None:
         policy = _policy(precision)
         if options.setdefault("dtype_policy", policy) != policy:
@@ -238,14 +239,7 @@ def train(
                 f"--precision {precision} and --dtype-policy {options['dtype_policy']} are "
                 "mutually exclusive."
             )
-    recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(zoo, output, parallel)
-    if as_published:
-        _check_published(names, options)
-    if text is not None:
-        if not recipe.reads_text:
-            raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
-        _add_text(options, text)
-    recipe = recipe.replace(**options)
+    recipe = _chosen_recipe(names, options, output, as_published)
     try:
         run.train(
             recipe,
@@ -265,7 +259,30 @@ def train(
         raise
 
 
-@app.command()
+def _echo(text="", *, newline=True, err=False):
+    typer.echo(_printable(text), nl=newline, err=err)
+
+
+def _printable(text, lines=True):
+    """Returns a text, which may contain names from files, without control characters."""
+    if (text.replace("\n", "") if lines else text).isprintable():
+        return text
+    from trellis_keras.terminal import printable
+
+    return printable(text, lines)
+
+
+def _echo_table(rows, numbers):
+    """Prints rows of text in columns, with numbers right-aligned."""
+    rows = [[_printable(cell, False) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [cell.rjust(w) if i in numbers else cell.ljust(w) for i, (cell, w) in pairs]
+        typer.echo("  ".join(cells).rstrip())
+
+
+@command()
 def evaluate(
     run: Run,
     split: Annotated[str, typer.Option(metavar="NAME", help="train, valid or test.")] = "test",
@@ -287,10 +304,11 @@ def evaluate(
 ):
     """Evaluate the best model of a run on a whole split.
 
+    RUN is a folder of `train`.
+
     --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
     takes as long as several evaluations of it, and then score the split once.
     """
-    _check_there(run)
     from trellis_keras import zoo
     from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
     from trellis_keras.zoo.run import evaluate, load_best
@@ -319,9 +337,11 @@ def evaluate(
     typer.echo(json.dumps({**asked, **found}))
 
 
-@app.command()
+@command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", hidden=True)],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN ...", callback=_check_runs, hidden=True)
+    ],
     output: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="PNG file for a plot of the validation losses."),
@@ -332,7 +352,6 @@ def compare(
 
     Each RUN is a folder of `train`. The metrics are those of the epoch with that loss.
     """
-    _check_there(*runs)
     from trellis_keras.zoo import comparison
 
     if output is not None:
@@ -343,7 +362,7 @@ def compare(
         _echo(f"Written: {output}")
 
 
-@app.command()
+@command()
 def generate(
     run: Run,
     prompt: Annotated[
@@ -387,7 +406,7 @@ def generate(
 ):
     """Continue texts with the best model of a run.
 
-    Tokens appear as they are drawn.
+    RUN is a folder of `train`. Tokens appear as they are drawn.
     """
     model = _language_model(run, "generate")
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
@@ -409,15 +428,10 @@ def generate(
         raise typer.Exit(130) from None  # as shells report an interrupt
 
 
-@app.command()
+@command()
 def export(
     run: Run,
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH", help="Folder of all versions of the model, or file in other formats."
-        ),
-    ],
+    path: Annotated[str, typer.Argument(metavar="PATH", hidden=True)],
     version: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Version number (default: the next).")
     ] = None,
@@ -447,8 +461,11 @@ def export(
     ] = False,
     overwrite: Overwrite = False,
 ):
-    """Export the best model of a run for serving or another runtime."""
-    _check_there(run)
+    """Export the best model of a run for serving or another runtime.
+
+    RUN is a folder of `train`. PATH is the folder of all versions of a SavedModel, or a file in
+    other formats.
+    """
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
@@ -475,12 +492,10 @@ def export(
     _echo(f"Written: {written}")
 
 
-@app.command()
+@command()
 def score(
     run: Run,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Text file of any size, one document per line.")
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", callback=_check_file, hidden=True)],
     output: Annotated[
         str,
         typer.Option(
@@ -508,9 +523,9 @@ def score(
 ):
     """Write the log-probability of each line of a text.
 
-    The probabilities are those of the best model of a run.
+    The probabilities are those of the best model of RUN, a folder of `train`. FILE is a text of any
+    size, one document per line.
     """
-    _check_there(run, files=[file])
     from trellis_keras import scoring, zoo
     from trellis_keras.zoo.run import check_output
 
@@ -536,7 +551,6 @@ def score(
 
 def _language_model(run, command):
     """Returns the best model of a run of a language model."""
-    _check_there(run)
     from trellis_keras import zoo
     from trellis_keras.models import LanguageModel
     from trellis_keras.zoo.run import load_best
@@ -584,18 +598,23 @@ def _policy(precision):
     return policies[precision]
 
 
-def _named_recipe(zoo, names, as_published):
-    """Returns the recipe for the words MODEL [SETTING], or None without words."""
+def _chosen_recipe(names, options, output, as_published):
+    """Returns the recipe for the words MODEL [SETTING], or of the run in a folder."""
+    from trellis_keras import zoo
+
     if as_published and 1 <= len(names) <= 2:
-        return zoo.published_recipe(*names)
+        return zoo.published_recipe(*names, **options)
     if as_published or len(names) > 1:
         words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
         raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
-    return zoo.recipe(names[0]) if names else None
+    return zoo.recipe(*names, **options) if names else _recipe_to_resume(output).replace(**options)
 
 
-def _recipe_to_resume(zoo, output, parallel):
+def _recipe_to_resume(output):
     """Returns the recipe of the run in a folder; all processes get that of process 0."""
+    from trellis_keras import zoo
+    from trellis_keras.training import devices as parallel
+
     if parallel.process_index():
         return zoo.registry.recipe_from_dict(json.loads(parallel.broadcast(b"")))
     _check_run_to_resume(output)
@@ -606,7 +625,7 @@ def _recipe_to_resume(zoo, output, parallel):
 
 def _check_run_to_resume(output):
     try:
-        _check_there(output)
+        _check_runs(output)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "
@@ -614,31 +633,12 @@ def _check_run_to_resume(output):
         ) from error
 
 
-def _check_published(names, options):
-    """Raises ValueError if the options select a published run other than the named one."""
-    asked = {f"{name}={value}" for name, value in options.items()} | {options.get("setting")}
-    from trellis_keras.zoo import results
-
-    for run in results.all_runs():
-        if run.model == names[0] and run.setting and [run.setting] != names[1:]:
-            if asked.issuperset(run.setting.split(",")):
-                raise ValueError(
-                    f"With these options {names[0]} has its own published run: "
-                    f"train {names[0]} {run.setting} --as-published"
-                )
-
-
 def _add_text(options, path):
-    """Adds the data options for --text."""
-    data = options.setdefault("data", "text")
-    if data != "text":
-        raise ValueError(f"--text {path} and --data {data} are mutually exclusive.")
-    given = options.setdefault("data_options", {})
-    # The recipe raises an error for other types.
-    if isinstance(given, dict) and given.setdefault("path", path) != path:
-        raise ValueError(
-            f"--text {path} and --data-options '{json.dumps(given)}' are mutually exclusive."
-        )
+    """Adds the options for which --text is short."""
+    given = options.get("data_options", {})
+    if "data" in options or not isinstance(given, dict) or "path" in given:
+        raise ValueError(f"--text {path} takes --data-options without a path, and no --data.")
+    options |= {"data": "text", "data_options": {"path": path, **given}}
 
 
 def _range(text):

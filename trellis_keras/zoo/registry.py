@@ -269,16 +269,17 @@ def read_recipe(folder: str | os.PathLike) -> Recipe:
         raise ValueError(f"{path} is not a recipe of this version: {error}") from error
 
 
-def published_recipe(name: str, setting: str = "") -> Recipe:
+def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
     """Returns the recipe of a published run: the settings that the zoo's weights were trained with.
 
     Args:
         name: Name of a model.
         setting: Name of the run's folder below the model's, such as `"T=200"`. Defaults to the run
             of the model's default arguments.
+        **options: Values that differ from the run's, as in `recipe`.
 
     Raises:
-        ValueError: There is no such run.
+        ValueError: There is no such run, or another one has these options.
     """
     _entry(name)
     own = {run.setting: run for run in results.all_runs() if run.model == name}
@@ -288,7 +289,14 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
             f"There is no published run of {name}{setting and f' ({setting})'}. Published settings "
             f"of {name}: {there}"
         )
-    return recipe_from_dict(own[setting].recipe).replace(data_checksum=None)
+    given = {f"{name}={value}" for name, value in options.items()} | {options.get("setting")}
+    for other in own:
+        if other != setting and other and given.issuperset(other.split(",")):
+            raise ValueError(
+                f"With these options {name} has its own published run: "
+                f"train {name} {other} --as-published"
+            )
+    return recipe_from_dict(own[setting].recipe).replace(data_checksum=None, **options)
 
 
 def published_value(recipe: Recipe) -> results.Published | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from trellis_keras.zoo.run.folder import BEST, FILES
+from trellis_keras.training.history import read_history
+from trellis_keras.zoo.run.folder import BEST, FILES, HISTORY
 
 _UNIFORM_NLL = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
 
@@ -72,9 +73,16 @@ def _describe_arithmetic(recipe, model):
 
 
 def describe_end(recipe: Any, folder: pathlib.Path) -> str:
-    """Returns lines that say what a run has written, and how to continue."""
+    """Returns lines that say what a run has reached and written, and how to continue."""
+    rows = read_history(folder / HISTORY)
+    losses = [float(row["val_loss"]) for row in rows]
+    best = rows[losses.index(min(losses))]
+    reached = (f"{k} {float(v):.4g}" for k, v in best.items() if k.startswith("val_"))
     others = sorted(path.name for path in folder.iterdir() if path.name in FILES - {BEST})
     commands = ["evaluate {}", *["generate {}"] * recipe.reads_text, "export {} {}/serving"]
     quoted = shlex.quote(str(folder))
     next_steps = "\n      ".join(f"trellis-keras {c.format(quoted, quoted)}" for c in commands)
-    return f"{folder} has the best model, {BEST}, and {', '.join(others)}.\nNext: {next_steps}"
+    return (
+        f"Best epoch: {best['epoch']} of {len(rows)}, {', '.join(reached)}\n"
+        f"{folder} has its model, {BEST}, and {', '.join(others)}.\nNext: {next_steps}"
+    )
