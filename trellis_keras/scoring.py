@@ -246,8 +246,9 @@ class _Progress:
         self.scorer = _Scorer(model, settings["batch_tokens"], _start(model, settings["start"]))
         self.text = _LongText(self.scorer)
         self.columns = ["line", "log_probability", "num_tokens", settings["metric"]]
-        self.scores = {}  # line: [sum, count], of the lines that are not written yet
         self.next_line, self.log_probability, self.num_tokens = 0, 0.0, 0
+        # (sum, count) of each line from `next_line` on that has been read.
+        self.pending = np.zeros((0, 2))
 
     def exists(self):
         return self.rows.exists() and self.state.exists()
@@ -285,6 +286,8 @@ class _Progress:
 
     def _score(self, window):
         documents, parts = [], []
+        read = self.reader.line + 1 - self.next_line
+        self.pending = np.pad(self.pending, [(0, read - len(self.pending)), (0, 0)])
         tokens = sum(len(piece.ids) for piece in window)
         self.bytes_per_token = (self.reader.offset - self.bar.n) / max(1, tokens)
         for piece in window:
@@ -303,18 +306,13 @@ class _Progress:
 
     def _add(self, scored):
         for lines, sums, counts in scored:
-            for line, total, count in zip(
-                lines.tolist(), sums.tolist(), counts.tolist(), strict=True
-            ):
-                entry = self.scores.setdefault(line, [0.0, 0])
-                entry[0] += total
-                entry[1] += count
+            np.add.at(self.pending, lines - self.next_line, np.stack([sums, counts], axis=1))
             self.bar.update(self.bytes_per_token * int(counts.sum()))
 
     def _write(self, file):
         lines = range(self.next_line, min(self.reader.line, self.text.line))
-        scores = [self.scores.pop(line, (0.0, 0)) for line in lines]
-        sums, counts = np.array(scores, "float64").reshape(-1, 2).T
+        scores, self.pending = np.split(self.pending, [len(lines)])
+        sums, counts = scores.T
         self.next_line += len(lines)
         self.log_probability += float(sums.sum())
         self.num_tokens += int(counts.sum())
@@ -337,12 +335,11 @@ class _Progress:
             "settings": self.settings,
             "written": written,
             "reader": self.reader.position(),
-            "scores": list(self.scores.items()),
             "next_line": self.next_line,
             "log_probability": self.log_probability,
             "num_tokens": self.num_tokens,
         }
-        arrays = {"ids": self.text.ids, "lines": self.text.lines}
+        arrays = {"pending": self.pending, "ids": self.text.ids, "lines": self.text.lines}
         for i, leaf in enumerate(keras.tree.flatten(self.text.cache) if self.text.cache else ()):
             # As float64, because NumPy files do not support bfloat16.
             arrays[f"cache_{i}"] = ops.convert_to_numpy(leaf).astype("float64")
@@ -363,7 +360,7 @@ class _Progress:
             self.reader.resume(**progress["reader"])
             if self.rows.stat().st_size < progress["written"]:
                 raise ValueError(f"{self.rows} has fewer than {progress['written']:,} bytes")
-            self.scores = {line: [total, count] for line, (total, count) in progress["scores"]}
+            self.pending = arrays.pop("pending").reshape(-1, 2)
             for name in ("next_line", "log_probability", "num_tokens"):
                 setattr(self, name, progress[name])
             self.text.ids, self.text.lines = arrays.pop("ids"), arrays.pop("lines")
