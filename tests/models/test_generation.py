@@ -187,19 +187,6 @@ def test_samples_follow_the_distribution(model, sampler):
     assert not frequency[probability == 0].any()
 
 
-@pytest.mark.parametrize("sampler", ["random", TOP_P])
-def test_one_number_is_drawn_per_row(model, sampler, monkeypatch):
-    def uniform(shape, *args, **options):
-        shapes.append(shape)
-        return plain(shape, *args, **options)
-
-    shapes, plain = [], keras.random.uniform
-    monkeypatch.setattr(keras.random, "uniform", uniform)
-    monkeypatch.setattr(keras.random, "categorical", None)
-    make_toy().generate(SAME_LENGTH, 6, sampler=sampler)
-    assert shapes == [(len(SAME_LENGTH), 1)]
-
-
 @pytest.mark.parametrize("stop", [0, [4, 7]])
 def test_any_token_can_be_a_stop_token(model, stop):
     free = model.generate(SAME_LENGTH, 40, sampler="random", seed=3)
@@ -444,16 +431,6 @@ def test_a_sampler_object_continues_from_its_state(speller):
     streams = [speller.generate_stream("ab", 24, sampler=fresh[1]) for _ in range(2)]
     assert ["".join(stream) for stream in streams] == expected
     assert expected[0] != expected[1]
-
-
-def test_the_length_of_a_stream_compiles_nothing():
-    model = make_toy()
-    first = list(model.generate_stream([3, 4], 30, sampler="greedy"))
-    assert list(model.generate_stream([3, 4], 8, sampler="greedy")) == first[:8]
-    assert all(type(token) is int for token in first)
-    steps = list(model._generation_functions.values())
-    assert len(steps) == 1
-    assert steps[0][0].experimental_get_tracing_count() == 1
 
 
 def test_whole_texts_come_at_their_end(speller):

@@ -1,6 +1,5 @@
 """The command `generate`: what a terminal shows, and when."""
 
-import re
 import sys
 
 import pytest
@@ -62,19 +61,6 @@ def test_what_the_model_is_asked_for(generate, speaker):
     ]
 
 
-def test_pieces_are_shown_as_they_come(generate, speaker, capsys):
-    seen = []
-
-    def pieces():
-        for piece in "ab.":
-            yield piece
-            seen.append(capsys.readouterr().out)
-
-    speaker.pieces = pieces()
-    assert generate("--prompt", "a")[0] == 0
-    assert seen == ["a", "b", "."]
-
-
 def test_a_terminal_executes_nothing(generate, speaker):
     """A foreign vocabulary may have control characters."""
     speaker.pieces = ["a\tb\n", "\x1b]0;title\x07", "\x9b2J\x7f\r", "\u202e\u00e9"]
@@ -113,18 +99,3 @@ def test_samplers(generate, speaker, options, kind, settings):
     assert {name: config[name] for name in settings} == settings
     whole = kind in ("BeamSampler", "ContrastiveSampler")
     assert ("appear at the end" in err) == whole
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--sampler", "best"], "`sampler` must be one of greedy, .*contrastive. Received: best"),
-        (["--sampler", "greedy", "--temperature", 1], "The sampler greedy does not take --temp"),
-        (["--top-k", 3], "The sampler top_p does not take --top-k"),
-        (["--prompt", "z"], "unknown to the vocabulary"),
-    ],
-)
-def test_wrong_options(generate, speaker, options, message):
-    status, out, err = generate("--prompt", "a", *options)
-    assert (status, out) == (2, "")
-    assert re.search(message, err)
