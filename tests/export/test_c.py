@@ -287,16 +287,6 @@ def test_masked_tokens_and_infinite_weights_are_refused(tmp_path):
         export(layer, tmp_path / "model.c", format="c")
 
 
-def test_layers_need_no_rule():
-    class Squared(keras.layers.Dense):
-        def call(self, inputs):
-            return super().call(keras.ops.square(inputs))
-
-    proven_source(
-        built(keras.Sequential([TCN(4, 2, 1, activation=keras.ops.sin), Squared(3)])), "net"
-    )
-
-
 def test_every_kind_of_dropout_is_left_out(tmp_path):
     kinds = [keras.layers.Dropout, Dropout, VariationalDropout]
     net = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, 2), *(kind(0.5) for kind in kinds)])

@@ -1,13 +1,8 @@
 """WebAssembly and its ES module, in Node."""
 
-import functools
-import http.server
 import json
-import pathlib
-import re
 import shutil
 import subprocess
-import threading
 
 import numpy as np
 import pytest
@@ -17,8 +12,6 @@ from keras_streams.c import keras_steps
 from tests.export.random_nets import CHANNELS
 from tests.export.test_c import classifier, language_model
 from trellis_keras.export import export
-from trellis_keras.layers import TCN
-from trellis_keras.models import SequenceClassifier
 
 pytest.importorskip("ziglang")
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -74,27 +67,6 @@ def test_tokens(tmp_path):
     found = run_node(tmp_path, "text", ids)
     np.testing.assert_allclose(found["first"] + found["rest"], keras_steps(model, ids), atol=1e-6)
     assert found["error"] == "x must be a token id below 9. Received: 1"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_the_example_runs_in_a_browser(tmp_path):
-    examples = pathlib.Path(__file__).parents[2] / "examples"
-    shutil.copytree(examples / "edge" / "browser", tmp_path / "edge" / "browser")
-    shutil.copytree(examples / "data", tmp_path / "data")
-    backbone = TCN(4, kernel_size=3, depth=2, return_sequences=False)
-    model = SequenceClassifier(backbone, 2, class_names=["this", "that"])
-    model.build((None, None, 6))
-    export(model, tmp_path / "edge" / "build" / "exercises.wasm", format="wasm")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = f"http://127.0.0.1:{server.server_port}/edge/browser/"
-        command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/user"]
-        command += ["--virtual-time-budget=5000", "--dump-dom", page]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        server.shutdown()
-    assert re.search(r"(this|that) \(it is: [a-z ]+\); [\d.]+ microseconds a step", run.stdout)
 
 
 def test_errors(tmp_path, monkeypatch):

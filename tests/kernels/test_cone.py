@@ -173,6 +173,10 @@ def test_read_refuses_what_is_not_there():
         read(np.array([1, 2, 3]), np.array([1, 3]))
 
 
+def test_taps_are_multiples_of_the_dilation_back():
+    assert offsets(3, 4) == (0, 4, 8)
+
+
 @pytest.mark.parametrize(
     ("cycle", "period"),
     [([3], 1), ([1, 1, 1], 1), ([1, 2, 1, 2], 2), ([1, 2, 1], 3), ([1, 2, 4], 3)],

@@ -17,6 +17,7 @@ from tests.support.layer_checks import (
     assert_close,
     check_config,
     check_layer,
+    check_sizes,
     check_streaming,
     made,
     noise,
@@ -65,22 +66,12 @@ cells = pytest.mark.parametrize("name", CELLS)
 def test_cell(name):
     make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
     check_config(make)
+    check_sizes(make)
 
     def layer(dtype=None):
         return StackedRNN([keras.layers.RNN(make(dtype=dtype), dtype=dtype, **STATES)], dtype=dtype)
 
     check_layer(layer, (2, 5, 4))
-
-
-@pytest.mark.both_backends(slow=True)
-@cells
-def test_keras_carries_the_states(name):
-    cell, x = built(CELLS[name](), 4), noise(2, 6, 4)
-    plain, stateful = (keras.layers.RNN(cell, stateful=stateful) for stateful in (False, True))
-    for _ in range(2):
-        assert_close(stateful(x[:, :2]), plain(x[:, :2]))
-        assert_close(stateful(x[:, 2:]), plain(x))
-        stateful.reset_state()
 
 
 @pytest.mark.both_backends(slow=True)
@@ -148,11 +139,8 @@ def test_each_row_and_cell_has_one_mask_for_all_steps(recurrent):
 
 
 BAD = {
-    "`units` must be a positive integer. Received: units=0": (RHNCell, {"units": 0}),
-    r"`dropout` must be in \[0, 1\). Received: dropout=1.0": (LRUCell, {"dropout": 1.0}),
     "recurrent_dropout=-0.1": (GridLSTMCell, {"recurrent_dropout": -0.1}),
     "transition_depth=1.5": (RHNCell, {"transition_depth": 1.5}),
-    "depth=0": (GridLSTMCell, {"depth": 0}),
     '`update` must be "parallel" or "sequential".*both': (GridLSTMCell, {"update": "both"}),
 }
 
@@ -437,15 +425,6 @@ def test_grid_lstm_weights():
         cell.build((None, 3))
         for bias in cell.get_weights()[2::3]:
             np.testing.assert_array_equal(bias, [0] * 3 + [int(use)] * 3 + [0] * 6)
-
-
-def test_grid_lstm_widths():
-    for width in (3, 5):
-        with pytest.raises(ValueError, match=rf"units=4 channels, or 8.*Dense.*\(2, {width}\)"):
-            GridLSTMCell(4).build((2, width))
-    cell = built(GridLSTMCell(4), 8)
-    with pytest.raises(ValueError, match=r"shape \(batch, 4\) or \(batch, 8\)"):
-        cell(noise(2, 6), [noise(2, 4)] * 2)
 
 
 # StackedRNN

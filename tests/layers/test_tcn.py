@@ -322,7 +322,6 @@ def test_image_data_format_does_not_matter():
 BAD = {
     "`kernel_size` must be at least 2.*Received: kernel_size=1": {"kernel_size": 1},
     "dilation_rate.*positive": {"depth": None, "dilations": [1, 0]},
-    "filters.*positive": {"filters": 0},
     "list of 3 integers, one per block. Received: filters=.4, 5": {"filters": [4, 5]},
     "one of `depth`.*Received: depth=3, dilations=.1, 2": {"dilations": [1, 2]},
     "one of `depth`.*Received: depth=None": {"depth": None},
@@ -330,8 +329,6 @@ BAD = {
     "padding` must be.*'valid'": {"padding": "valid"},
     "the step in the middle": {"padding": "same", "return_sequences": False},
     "output_length` must be None": {"go_backwards": True, "output_length": 1},
-    "depth.*positive": {"depth": 0},
-    r"dropout` must be in \[0, 1\). Received: dropout=1.0": {"dropout": 1.0},
     "dropout_kind` must be one of.*Received: 'channel'": {"dropout_kind": "channel"},
     "normalization='instance'": {"normalization": "instance"},
     "filters` must be equal": {"skip_connections": True, "filters": [4, 5, 6]},

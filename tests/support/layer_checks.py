@@ -30,12 +30,12 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     """Asserts what every layer for sequences promises.
 
-    Its config and file give the same layer; inputs of another rank or width are refused; static,
-    symbolic and actual shapes agree; it trains in a compiled `fit`; half precision stays near
-    float32, and float64 is kept whatever floatx is; outputs depend on no later inputs, and on
-    `receptive_field` earlier ones; kernels compute what the equations say; streaming equals the
-    forward pass; padding with a mask changes nothing, nor does NaN in masked steps. Errors name the
-    inputs, states and caches that do not fit.
+    Its config and file give the same layer; sizes of 0, rates of 1, and inputs of another rank or
+    width are refused; static, symbolic and actual shapes agree; it trains in a compiled `fit`; half
+    precision stays near float32, and float64 is kept whatever floatx is; outputs depend on no later
+    inputs, and on `receptive_field` earlier ones; kernels compute what the equations say; streaming
+    equals the forward pass; padding with a mask changes nothing, nor does NaN in masked steps.
+    Errors name the inputs, states and caches that do not fit.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -46,6 +46,7 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
         **call: Arguments of every call.
     """
     check_config(make)
+    check_sizes(make)
     check_inputs(make, input_shape)
     check_shapes(make, input_shape)
     check_fit_and_file(make, input_shape)
@@ -67,6 +68,18 @@ def check_config(make):
     assert set(config) == _constructor_arguments(type(layer))
     json.dumps(config)
     assert type(layer).from_config(config).get_config() == config
+
+
+def check_sizes(make):
+    """Sizes of 0 and rates of 1 are refused, by the argument's name."""
+    layer = make()
+    config = layer.get_config()
+    for name, value in config.items():
+        if type(value) in (int, float) and name != "seed":
+            wrong = {name: 0 if type(value) is int else 1.0}
+            named = name if type(value) is int else f"{name}|rate"
+            with pytest.raises(ValueError, match=named):
+                type(layer)(**config | wrong)
 
 
 def _constructor_arguments(cls):

@@ -32,36 +32,6 @@ def test_the_commands_and_calls_of_every_card_are_ones():
         assert recipe.arguments | of_the_run == built.arguments | of_the_run
 
 
-def test_a_card_tells_how_its_run_was_computed(tmp_path):
-    jsb = named("tcn_jsb")
-    card = " ".join(cards.card(jsb).split())
-    assert (
-        "8.188 ± 0.0023 (2 seeds) (+0.0884) | 269,938" in card
-        and "published (TCN Table 1) | 8.1 | 300K" in card
-    )
-    assert "8.18674, of the others: seed 1 8.19001." in card
-    assert "changed from the zoo's default recipe: `schedule_factor=0.5`" in card
-    process = {"hardware": "X", "backend": "jax 1", "from_epoch": 1, "dtype_policy": "float32"}
-    later = process | {"from_epoch": 3, "dtype_policy": "mixed_bfloat16"}
-    changed = jsb.results | {"processes": [process, later], "backend": "jax 1", "commit": None}
-    (tmp_path / RESULTS).write_text(json.dumps(changed))
-    card = cards.card(Description.of(read_run(tmp_path / RESULTS)))
-    assert "from epoch 3 in mixed_bfloat16 on X" in " ".join(card.split())
-    assert "\nKERAS_BACKEND=jax trellis-keras train tcn_jsb" in card
-
-
-@pytest.mark.parametrize(
-    ("title", "reason"),
-    [
-        ("tcn_jsb", "`tcn_jsb (fast)` trains the same network to"),
-        ("tcn_ptb", "their vocabulary of words"),
-        ("lru_char_ptb (fast)", "they take 20 MB in half precision"),
-    ],
-)
-def test_a_card_without_weights_says_why(title, reason):
-    assert f"not published: {reason}" in " ".join(cards.card(named(title)).split())
-
-
 def test_names_in_a_card_are_only_text(tmp_path):
     folder = tmp_path / "tcn_jsb" / "a b;c`d`<i>"
     folder.mkdir(parents=True)
@@ -92,24 +62,6 @@ def test_pages_are_up_to_date():
     rows = [line for line in written.split("## At test time")[0].splitlines() if " | " in line]
     values = [row for row in rows if re.match(r"\| \[?(\w+_\w+)", row)]
     assert len([row for row in values if "fast)]" not in row]) == len(published())
-
-
-def test_pages_need_no_costs(tmp_path, monkeypatch):
-    (tmp_path / "tcn_jsb").mkdir()
-    (tmp_path / "tcn_jsb" / RESULTS).write_text(json.dumps(named("tcn_jsb").results))
-    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
-    found = described()
-    assert "| gru_text8 | bpc | 1.53 | 5M | - | - | - | - | not trained |" in pages.results_page(
-        found
-    )
-    assert "| `tcn_*`, adding, copy memory, pixels, music | 12 | 1 level |" in pages.front(found)
-
-
-def test_a_page_needs_both_markers():
-    page = f"a\n{pages.START}old\n{pages.END}b\n"
-    assert pages.replace(page, "new\n") == f"a\n{pages.START}new\n{pages.END}b\n"
-    with pytest.raises(ValueError, match="must contain the lines"):
-        pages.replace(pages.START, "new\n")
 
 
 # Verdicts
@@ -157,10 +109,6 @@ def test_a_larger_network_is_not_better():
     assert described_as("lstm_jsb", [9.0], parameters=570_000).verdict == "behind"
 
 
-def test_the_training_file_of_penn_treebank_alone_is_compared():
-    assert described_as("lru_char_ptb", [0.95], files="train").verdict == "level"
-
-
 def test_a_verdict_on_a_generated_task_is_of_other_test_sets():
     one = described_as("tcn_adding", [4e-5])  # published: 5.8e-5
     one.results["test_sets"] = {"mean": 8e-5, "deviation": 2e-5}
@@ -172,8 +120,3 @@ def test_of_several_runs_the_best_verdict_counts():
     level, better = described_as("tcn_jsb", [8.1]), described_as("tcn_jsb", [7.8], setting="fast")
     assert [one.verdict for one in best([level, better]).values()] == ["better"]
     assert [one.verdict for one in best([level, better], [None]).values()] == ["level"]
-
-
-def test_evaluations_of_the_test_split_are_counted():
-    assert named("lstm_jsb (fast)").test_runs == "2, replaced 8.559"
-    assert named("gru_jsb").test_runs == "at least 2"

@@ -85,17 +85,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 
 @pytest.mark.both_backends
-@pytest.mark.slow_elsewhere
-def test_a_schedule_of_the_optimizer_resumes(tmp_path):
-    def optimizer():
-        return SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5), momentum=0.5)
-
-    whole, _ = train(tmp_path / "whole", 3, optimizer=optimizer)
-    resumed, _ = train(tmp_path / "resumed", 2, 3, optimizer=optimizer)
-    assert_same(whole, resumed)
-
-
-@pytest.mark.both_backends
 def test_seeds_are_a_function_of_seed_and_epoch():
     def seeds(*arguments):
         model = make_model()
@@ -406,17 +395,6 @@ def test_bfloat16_weights_keep_their_bits(tmp_path):
     restore(model, tmp_path)
     for a, b in zip(values(trained), values(model), strict=True):
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
-
-
-def test_the_state_is_json(tmp_path):
-    decay = PlateauDecay(factor=0.5, rule="best_before", window=3)
-    fit(make_model(), 2, decay, Checkpoint(tmp_path, seed=5, callbacks=[decay]))
-    state = read_state(tmp_path / "epoch-0002.npz")
-    assert state == json.loads(str(np.load(tmp_path / "epoch-0002.npz")["state"]))
-    assert (state["epoch"], state["seed"], state["epochs"], state["stopped"]) == (2, 5, 2, False)
-    assert len(state["callbacks"][0]["state"]["values"]) == 2
-    kernel = state["variables"]["model"][0]
-    assert kernel["path"].endswith("dense/kernel") and kernel["dtype"] == "float32"
 
 
 # Durability

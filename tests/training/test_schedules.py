@@ -103,17 +103,6 @@ def test_worst_of_last(losses, window, strict):
     assert rates_of(negated, [-loss for loss in losses]) == expected
 
 
-def test_the_settings_of_the_word_level_programs():
-    trellisnet = {"factor": 0.25, "rule": "best_before", "window": 10, "min_lr": 0.02}
-    # Epoch 12 sees the best of all but the last ten, 5.0; epoch 13 sees 4.0.
-    rates = rates_of(PlateauDecay(**trellisnet), [5.0, 4.0] + [4.5] * 11, 20.0)
-    np.testing.assert_allclose(rates, [20.0] * 13 + [5.0])
-    rates = rates_of(PlateauDecay(**trellisnet), [1.0] * 11 + [2.0] * 8, 20.0)
-    np.testing.assert_allclose(rates[11:19], [20, 5, 1.25, 0.3125, 0.078125, 0.02, 0.02, 0.02])
-    tcn = {"factor": 0.5, "rule": "worst_of_last", "window": 5}
-    np.testing.assert_allclose(rates_of(PlateauDecay(**tcn), [1.0] * 7, 4.0), [4] * 6 + [2, 1])
-
-
 def test_a_rate_below_min_lr_stays():
     decay = PlateauDecay(factor=0.5, rule="worst_of_last", window=1, min_lr=32.0)
     assert rates_of(decay, [1.0] * 4) == [16.0] * 5
@@ -196,18 +185,6 @@ def test_early_stopping_against_the_previous_epoch(losses, patience, min_delta):
     )
     theirs = keras.callbacks.EarlyStopping(**options, mode="min")
     assert stops_after(EarlyStopping(**options, mode="min"), losses) == stops_after(theirs, losses)
-
-
-def test_the_rule_of_the_lru_program():
-    def stopping(**options):
-        return EarlyStopping(patience=3, min_delta=1e-4, mode="min", **options)
-
-    slow = [1.0, 0.9, 0.89995, 0.8999, 0.89985, 0.5]
-    assert stops_after(stopping(against="previous"), slow) == 5
-    # It falls after each rise, though never below the best.
-    zigzag = [1.0, 1.2, 1.1, 1.2, 1.1, 1.2, 1.1]
-    assert stops_after(stopping(against="previous"), zigzag) is None
-    assert stops_after(stopping(), zigzag) == 4
 
 
 # Averaging

@@ -9,34 +9,23 @@ import io
 import json
 import os
 import pathlib
-import re
-import runpy
-import shutil
+import random
 import zipfile
+from collections.abc import Callable
 from unittest import mock
 
 import keras
 import numpy as np
-from hypothesis import strategies as st
 
-from keras_streams import passes
-from keras_streams.c import comment_of, step_program
-from keras_streams.c_source import print_c
-from keras_streams.exported import exported_stream
-from keras_streams.wasm import es_module
-from tests.fuzz.fuzz_inputs import damaged, damaged_json, hostile_names
+from tests.fuzz.inputs import damaged, damaged_json, either
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
-from tests.support.processes import ROOT
-from tests.support.small_runs import tiny_run
 from trellis_keras import layers, scoring, training, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import file_checksum
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.saved_files import load_model
-from trellis_keras.terminal import printable
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training.history import read_history
-from trellis_keras.zoo import comparison, datasets
+from trellis_keras.zoo import datasets
 from trellis_keras.zoo import environment as environments
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.datasets import images, music, sources, texts
@@ -51,15 +40,15 @@ class Target:
 
     Attributes:
         path: The file that is damaged; the loader's error must name it or its folder.
-        inputs: Strategy of what it holds: bytes.
+        inputs: Function of a `random.Random` that returns what it holds: bytes.
         load: Function without arguments that reads it.
         write: Function that puts an input where it belongs.
     """
 
     path: pathlib.Path
-    inputs: object
-    load: object
-    write: object = None
+    inputs: Callable[[random.Random], bytes]
+    load: Callable[[], object]
+    write: Callable[[bytes], object] | None = None
 
     def put(self, content):
         if self.write is None:
@@ -237,16 +226,6 @@ def ptb(folder):
 
 
 @target
-def char_ptb(folder):
-    yield from _corpus(folder, "char_ptb", texts.PTB, (114, 114, 114, 16))
-
-
-@target
-def war_and_peace(folder):
-    yield from _corpus(folder, "war_and_peace", texts.WAR_AND_PEACE, (60, 26, 26, 16))
-
-
-@target
 def wt103(folder):
     with mock.patch.dict(os.environ, {"KERAS_HOME": str(folder / "keras")}):
         yield from _corpus(folder, "wt103", texts.WIKITEXT103, (33, 33, 33, 7))
@@ -274,7 +253,7 @@ def vocabulary(folder):
         {"tokens": ["\x00", "\xff"], "unit": "byte"},
     ]
     texts = [json.dumps(document).encode() for document in documents]
-    inputs = damaged_json(documents) | damaged(texts)
+    inputs = either(damaged_json(documents), damaged(texts))
     path = folder / "vocabulary.json"
 
     def load():
@@ -289,8 +268,10 @@ def recipe(folder):
     names = ["trellisnet_char", "tcn_adding", "lru_char_ptb", "tcn_jsb"]
     texts = [zoo.recipe(name).to_json() for name in names]
     more = ["adding", "text", "trellisnet_ptb", {"path": "text.txt"}, {"T": 10**12}]
-    inputs = damaged_json([json.loads(text) for text in texts], more)
-    inputs |= damaged([text.encode() for text in texts])
+    inputs = either(
+        damaged_json([json.loads(text) for text in texts], more),
+        damaged([text.encode() for text in texts]),
+    )
     path = folder / runs.RECIPE
     yield Target(path, inputs, lambda: zoo.read_recipe(folder).to_json())
 
@@ -314,7 +295,7 @@ def results(folder):
     }
     path = folder / "some_model" / RESULTS
     with mock.patch.dict(os.environ, {"TRELLIS_KERAS_ZOO": str(folder)}):
-        inputs = damaged_json([document]) | damaged([json.dumps(document).encode()])
+        inputs = either(damaged_json([document]), damaged([json.dumps(document).encode()]))
         own = zoo.recipe("tcn_adding", T=200)
 
         def load():
@@ -329,7 +310,7 @@ def environment(folder):
     path = folder / runs.ENVIRONMENT
     environments.record(path, None, 1)
     text = path.read_bytes()
-    inputs = damaged_json([json.loads(text)]) | damaged([text])
+    inputs = either(damaged_json([json.loads(text)]), damaged([text]))
     yield Target(path, inputs, lambda: environments.read(path))
 
 
@@ -378,7 +359,7 @@ def checkpoint_state(folder):
 
     def damages(path):
         text = str(np.load(path)["state"])
-        return damaged([text.encode()]) | damaged_json([json.loads(text)])
+        return either(damaged([text.encode()]), damaged_json([json.loads(text)]))
 
     yield from _checkpoint(folder, write, damages)
 
@@ -406,51 +387,8 @@ def score_progress(folder):
         first.rows.write_bytes(bytes(99))  # a load cuts it
         np.savez(path, **arrays | {"progress": content.decode(errors="replace")})
 
-    inputs = damaged([text.encode()]) | damaged_json([json.loads(text)])
+    inputs = either(damaged([text.encode()]), damaged_json([json.loads(text)]))
     yield Target(path, inputs, lambda: job().load(), write)
-
-
-# Exports
-
-
-def _repository():
-    """The example that writes Triton's repositories, which is no module of the package."""
-    return runpy.run_path(str(ROOT / "examples" / "serving" / "triton" / "repository.py"))
-
-
-# What may stand in a repository's config.pbtxt, a field a line.
-_PBTXT = re.compile(
-    r'((in|out)put \{ name: "\w+" data_type: TYPE_\w+ dims: \[(-1|\d+)(, (-1|\d+))*\] \}|'
-    r'(backend: "python"|max_batch_size: 0|parameters|instance_group|version_policy).*)\n'
-)
-
-
-@target
-def signatures(folder):
-    def fields(**shapes):
-        return {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
-
-    cache = fields(cache_0=["batch", 2, 3])
-    document = {
-        "initial_cache": {"description": "", "inputs": fields(batch_size=[]), "outputs": cache},
-        "step": {"inputs": cache, "outputs": cache | fields(log_probabilities=["batch", 7])},
-        "serving_default": {"inputs": fields(tokens=["batch", "time"]), "outputs": {}},
-    }
-    path = folder / "tiny" / "1" / "assets.extra" / "signatures.json"
-    path.parent.mkdir(parents=True)
-    text = json.dumps(document).encode()
-    write, repository = _repository()["write"], folder / "repository"
-
-    def load():
-        shutil.rmtree(repository, ignore_errors=True)
-        write(folder / "tiny", repository)
-        for config in repository.glob("*/config.pbtxt"):
-            lines = config.read_text().splitlines(keepends=True)
-            assert all(_PBTXT.fullmatch(line) for line in lines), "text got into config.pbtxt"
-
-    hostile = ['a" data_type: TYPE_FP32 }\ninput { name: "b', "float32\n", -1, 2**31]
-    inputs = damaged_json([document], hostile) | damaged([text])
-    yield Target(path, inputs, load)
 
 
 # Weights
@@ -649,116 +587,3 @@ def preset_weights(folder):
         return damaged(_leading_elsewhere(folder, content))
 
     yield from _preset(folder, "model.weights.h5", inputs)
-
-
-@target
-def polyglots(folder):
-    """Archives and HDF5 files behind each other, under any name: only our models are loaded."""
-    model = _saved_model(folder)
-    net = keras.Sequential([keras.Input((1,)), keras.layers.Discretization([0.5])])
-    net.save(folder / "legacy.h5")
-    model.save_weights(folder / "some.weights.h5")
-    files = (folder / runs.BEST, folder / "legacy.h5", folder / "some.weights.h5")
-    contents = [file.read_bytes() for file in files]
-    calls = {"load_model": load_model, "load_weights": model.load_weights}
-    names = ["a.keras", ".keras", "a.h5", ".h5", "a.hdf5", "a.weights.h5", "a"]
-    inside, chosen = folder / "polyglots", []
-    pieces = st.lists(st.sampled_from(contents) | damaged(contents), min_size=1, max_size=3)
-    inputs = st.tuples(st.sampled_from([*calls]), st.sampled_from(names), pieces.map(b"".join))
-
-    def write(content):
-        head, _, content = content.partition(b"\0")
-        chosen[:] = head.decode().split()
-        shutil.rmtree(inside, ignore_errors=True)
-        inside.mkdir()
-        (inside / chosen[1]).write_bytes(content)
-
-    def load():
-        call, name = chosen
-        found = calls[call](inside / name)
-        assert found is None or isinstance(found, LanguageModel), "a foreign model was loaded"
-
-    inputs = inputs.map(lambda parts: f"{parts[0]} {parts[1]}\0".encode() + parts[2])
-    yield Target(inside / "a.keras", inputs, load, write)
-
-
-# Names
-
-# A comment or a string, after C has replaced trigraphs and spliced lines.
-_IN_C = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_IN_JS = re.compile(r'/\*.*?\*/|//[^\n\r\u2028\u2029]*|"(?:\\.|[^"\\\n\r])*"', re.DOTALL)
-_TRIGRAPHS = str.maketrans("=()/'<>!-", "#[]\\^{}|~")
-_CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def _without(found):
-    return '""' if found[0].startswith('"') else ""
-
-
-def _code_of_c(text):
-    """The text of a program without its comments, strings, identifiers, and white space."""
-    text = re.sub(r"\?\?([=()/'<>!-])", lambda found: found[1].translate(_TRIGRAPHS), text)
-    text = _IN_C.sub(_without, text.replace("\\\n", ""))
-    return "".join(re.sub(r"\w+", "w", text).split())
-
-
-@target
-def names(folder):
-    """Of classes, columns, layers and files: the code around them stays the same."""
-    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(2, "tanh")])
-    stream = exported_stream(net)
-
-    def generated(names):
-        *classes, column, layer, file = names
-        program = step_program(stream)
-        for operation in program.ops:
-            operation.scope = operation.buffer.scope = layer
-        about = dataclasses.replace(stream, names=classes)
-        source = print_c(program, passes.optimize(program), "model", "float", about)
-        source = dataclasses.replace(source, comment=comment_of([column, f"columns: {column}"]))
-        module = es_module(source, file)
-        parts = [_code_of_c(source.comment + source.header), _code_of_c(source.code)]
-        (shown,) = re.findall("^export const names = (.*); // ", module, re.MULTILINE)
-        return [*parts, _IN_JS.sub(_without, module)], json.loads(shown)
-
-    path, plain = folder / "names.json", generated(["a", "b", "column", "layer", "file"])[0]
-
-    def load():
-        given = json.loads(path.read_bytes())
-        code, shown = generated(given)
-        assert code == plain and shown == given[:2], "a name has become code"
-        for name in given:
-            lines, line = printable(name), printable(name, lines=False)
-            assert not _CONTROLS.search(lines + line), "a terminal would obey"
-            assert len(f"({line})".splitlines()) == 1, "a name has several lines"
-
-    yield Target(path, hostile_names(5), load)
-
-
-# Runs
-
-
-@target
-def run_folder(folder):
-    """A run in which one file is damaged, read as `compare` and a resumed `train` read it."""
-    run = tiny_run(folder, epochs=1)
-    names = [runs.RECIPE, runs.ENVIRONMENT, runs.BEST, "history.csv", "checkpoints/epoch-0001.npz"]
-    files = {name: (run / name).read_bytes() for name in names}
-
-    def changed(name):
-        inputs = damaged([files[name]])
-        if name.endswith(".json"):
-            inputs |= damaged_json([json.loads(files[name])])
-        return inputs.map(lambda content: name.encode() + b"\0" + content)
-
-    def write(content):
-        name, _, content = content.partition(b"\0")
-        for other, whole in files.items():
-            (run / other).write_bytes(content if other == name.decode() else whole)
-
-    def load():
-        comparison.table([run])
-        runs.is_finished(run)
-        environments.read(run / runs.ENVIRONMENT)
-
-    yield Target(run / runs.RECIPE, st.sampled_from(names).flatmap(changed), load, write)
