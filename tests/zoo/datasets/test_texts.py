@@ -212,7 +212,7 @@ def test_pydoc():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"split": [0.9, 0.1]}, r"`split` must be three positive.*split=\(0.9, 0.1\)"),
+        ({"split": [0.9, 0.1]}, r"`split` must be three positive.*split=\[0.9, 0.1\]"),
         ({"split": [0.9, 0.2, 0.1]}, "sum to 1"),
         ({"split": [1.0, 0.1, -0.1]}, "positive"),
         ({"split": 0.9}, "split=0.9"),

@@ -80,6 +80,7 @@ class DatasetInfo:
         name: String.
         loader: Function `(data_dir, **options)` that returns the `Dataset`.
         source: `Source` of its files, or `None` if it needs none.
+        shared: Class of options that several data sets share, or `None`.
         citation: Description and publisher.
         license: The terms of use.
     """
@@ -87,6 +88,7 @@ class DatasetInfo:
     name: str
     loader: Callable
     source: Source | None
+    shared: Callable | None
     citation: str
     license: str
 
@@ -94,7 +96,14 @@ class DatasetInfo:
     def options(self) -> dict[str, Any]:
         """The options of `load` and their defaults, `inspect.Parameter.empty` if required."""
         parameters = inspect.signature(self.loader).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {**own, **self.shared_options}
+
+    @property
+    def shared_options(self) -> dict[str, Any]:
+        """Those of the options that are arguments of `shared`."""
+        parameters = inspect.signature(self.shared).parameters if self.shared else {}
+        return {name: parameter.default for name, parameter in parameters.items()}
 
 
 _REGISTRY: dict[str, DatasetInfo] = {}
@@ -102,7 +111,12 @@ _REGISTRY: dict[str, DatasetInfo] = {}
 DataDir = str | os.PathLike | None
 
 
-def register(citation: str, license: str, source: Source | None = None) -> Callable:
+def register(
+    citation: str,
+    license: str,
+    source: Source | None = None,
+    options: Callable | None = None,
+) -> Callable:
     """Returns a decorator that makes a loader available to `load`.
 
     The name of the function is the name of the data set, its keyword-only arguments are the
@@ -112,11 +126,13 @@ def register(citation: str, license: str, source: Source | None = None) -> Calla
         citation: String, description and publisher of the data set.
         license: String, the terms of use.
         source: `Source` of its files. Defaults to `None`, no files.
+        options: Class whose arguments are more options. The function takes it as its second
+            argument. Defaults to `None`, no more.
     """
 
     def decorate(loader):
         name = loader.__name__
-        _REGISTRY[name] = DatasetInfo(name, loader, source, citation, license)
+        _REGISTRY[name] = DatasetInfo(name, loader, source, options, citation, license)
         return loader
 
     return decorate
@@ -233,7 +249,10 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     ]
     if missing:
         raise ValueError(f"The data set {name!r} needs the options {missing}")
-    return dataset.loader(data_dir, **options)
+    if dataset.shared is None:
+        return dataset.loader(data_dir, **options)
+    shared = {k: options.pop(k) for k in dataset.shared_options if k in options}
+    return dataset.loader(data_dir, dataset.shared(**shared), **options)
 
 
 def _unknown(what, name, known):

@@ -2,10 +2,14 @@
 
 import collections
 import contextlib
+import dataclasses
 import hashlib
+import itertools
+import math
+import numbers
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -13,9 +17,9 @@ import numpy as np
 
 from keras_streams.files import atomic_write
 from trellis_keras.data.streams import SequenceStream, TokenStream
-from trellis_keras.data.text import Cut, Shares
 from trellis_keras.data.vocabulary import EOS, Vocabulary, check_unit
 from trellis_keras.files import BYTE_ORDER_MARK, checksum, decode, own_file, read_blocks, read_file
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import (
     Download,
@@ -130,6 +134,56 @@ _WIKIPEDIA_TERMS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The options of texts that are split by position, see `load`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    split: Sequence[float] | None = None
+    first: int | None = None
+    train_fraction: float = 1.0
+
+    def __post_init__(self):
+        split, fraction = self.split, self.train_fraction
+        is_list = isinstance(split, (list, tuple)) and len(split) == 3
+        if split is not None and not (
+            is_list
+            and all(map(_is_number, split))
+            and min(split) > 0
+            and math.isclose(math.fsum(split), 1, rel_tol=1e-6)
+        ):
+            raise ValueError(
+                "`split` must be three positive fractions (train, valid, test) that sum to 1. "
+                f"Received: split={split!r}"
+            )
+        if self.first is not None:
+            check_integer("first", self.first, 1)
+        if not _is_number(fraction) or not 0 < fraction <= 1:
+            raise ValueError(
+                "`train_fraction` must be a number in (0, 1]. "
+                f"Received: train_fraction={fraction!r}"
+            )
+
+    def places(self, total: int, published: Sequence[int]) -> dict[str, slice]:
+        """Returns {split: slice of the text} for `total` tokens; `published` sizes or ()."""
+        length = self.first or total
+        if not published or self.split is not None or self.first is not None:
+            shares = self.split or (0.9, 0.05, 0.05)
+            ends = [round(length * math.fsum(shares[: i + 1])) for i in range(2)] + [length]
+        else:
+            ends = list(itertools.accumulate(published))
+        starts = [0, *ends[:-1]]
+        ends[0] = round(ends[0] * self.train_fraction)
+        return {name: slice(*place) for name, *place in zip(SPLITS, starts, ends, strict=True)}
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 @register(**_PTB_TERMS, source=PTB)
 def ptb(data_dir: DataDir) -> Dataset:
     """Penn Treebank by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
@@ -165,15 +219,8 @@ def wt103(data_dir: DataDir) -> Dataset:
     return Dataset("wt103", ids, valid, test, digest.hexdigest(), TokenStream, vocabulary)
 
 
-@register(**_PTB_TERMS, source=PTB)
-def char_ptb(
-    data_dir: DataDir,
-    *,
-    split: Shares = None,
-    files: str = "all",
-    first: int | None = None,
-    train_fraction: float = 1.0,
-) -> Dataset:
+@register(**_PTB_TERMS, options=Cut, source=PTB)
+def char_ptb(data_dir: DataDir, cut: Cut, *, files: str = "all") -> Dataset:
     """Penn Treebank by characters.
 
     The space at the start of each line is dropped, the one at its end is kept, and the newline
@@ -181,9 +228,8 @@ def char_ptb(
     """
     if files not in ("all", "train"):
         raise ValueError(f"`files` must be 'all' or 'train'. Received: files={files!r}")
-    if files == "train" and split is None:
+    if files == "train" and cut.split is None:
         raise ValueError("files='train' needs `split`: the published split has three files.")
-    cut = Cut(split, first, train_fraction)
     paths = PTB.find(data_dir)
     contents = [read_file(path) for path in paths]
     texts = [
@@ -200,31 +246,17 @@ def char_ptb(
     return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, cut)
 
 
-@register(**_WIKIPEDIA_TERMS, source=TEXT8)
-def text8(
-    data_dir: DataDir,
-    *,
-    split: Shares = None,
-    first: int | None = None,
-    train_fraction: float = 1.0,
-) -> Dataset:
+@register(**_WIKIPEDIA_TERMS, options=Cut, source=TEXT8)
+def text8(data_dir: DataDir, cut: Cut) -> Dataset:
     """text8 by characters: a to z and the space; 90, 5 and 5 million of them."""
-    cut = Cut(split, first, train_fraction)
     (path,) = TEXT8.find(data_dir)
     content = read_file(path)
     return _whole_text("text8", path, content, decode(content, path), cut)
 
 
-@register(**_WIKIPEDIA_TERMS, source=ENWIK8)
-def enwik8(
-    data_dir: DataDir,
-    *,
-    split: Shares = None,
-    first: int | None = None,
-    train_fraction: float = 1.0,
-) -> Dataset:
+@register(**_WIKIPEDIA_TERMS, options=Cut, source=ENWIK8)
+def enwik8(data_dir: DataDir, cut: Cut) -> Dataset:
     """enwik8 by bytes: 90, 5 and 5 million of them."""
-    cut = Cut(split, first, train_fraction)
     (path,) = ENWIK8.find(data_dir)
     content = read_file(path)
     return _whole_text("enwik8", path, content, content, cut)
@@ -233,57 +265,41 @@ def enwik8(
 @register(
     citation="Tolstoy's novel, translated by the Maudes (Project Gutenberg), from char-rnn",
     license="public domain",
+    options=Cut,
     source=WAR_AND_PEACE,
 )
-def war_and_peace(
-    data_dir: DataDir,
-    *,
-    split: Shares = None,
-    first: int | None = None,
-    train_fraction: float = 1.0,
-) -> Dataset:
+def war_and_peace(data_dir: DataDir, cut: Cut) -> Dataset:
     """War and Peace by characters.
 
     Copies with and without byte-order mark, with any kind of newline, and with blanks or empty
     lines at the end give the same text.
     """
-    cut = Cut(split, first, train_fraction)
     (path,) = WAR_AND_PEACE.find(data_dir)
     text = plain_lines(decode(read_file(path), path))
     return _whole_text("war_and_peace", path, text.encode(), text, cut)
 
 
-@register(citation="the help texts of the Python in use", license="PSF license")
-def pydoc(
-    data_dir: DataDir,
-    *,
-    split: Shares = None,
-    first: int | None = None,
-    train_fraction: float = 1.0,
-) -> Dataset:
+@register(citation="the help texts of the Python in use", license="PSF license", options=Cut)
+def pydoc(data_dir: DataDir, cut: Cut) -> Dataset:
     """The help texts of the current Python, by characters."""
-    cut = Cut(split, first, train_fraction)
     text = "\n".join(topics[key] for key in sorted(topics))
     vocabulary = Vocabulary.from_text(text, "character")
     return _cut_text("pydoc", "pydoc_data.topics", [text.encode()], text, vocabulary, cut)
 
 
-@register(citation="a file of your own", license="the terms of the file")
+@register(citation="a file of your own", license="the terms of the file", options=Cut)
 def text(
     data_dir: DataDir,
+    cut: Cut,
     *,
     path: str | os.PathLike,
     unit: str = "character",
     unknown: str | None = None,
-    split: Shares = None,
-    first: int | None = None,
-    train_fraction: float = 1.0,
 ) -> Dataset:
     """A user's own text file."""
     check_unit(unit)
     if unknown is not None and unit != "word":
         raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
-    cut = Cut(split, first, train_fraction)
     found = own_file(path, data_dir)
     content = read_file(found)
     symbols: str | bytes = content
@@ -326,8 +342,8 @@ def _whole_text(name, path, content, symbols, cut):
 
 
 def _cut_text(name, label, contents, symbols, vocabulary, cut):
-    """Cut a text by position. Its vocabulary covers all of it, wherever it is cut."""
-    unit, published = vocabulary.unit, SIZES.get(name, ())[:3]
+    """Splits a text by position. Its vocabulary covers all of it, wherever it is split."""
+    unit, usual = vocabulary.unit, SIZES.get(name, ())[:3]
     tokens = vocabulary.encode(symbols) if unit == "word" else symbols
     total = len(tokens)
     if cut.first is not None and cut.first > total:
@@ -335,7 +351,7 @@ def _cut_text(name, label, contents, symbols, vocabulary, cut):
             f"`first` must be at most the number of {unit}s of {label}, {total:,}. "
             f"Received: first={cut.first}"
         )
-    places = cut.parts(total, published)
+    places = cut.places(total, usual)
     sizes = [place.stop - place.start for place in places.values()]
     if min(sizes) < 2:
         raise ValueError(
@@ -348,7 +364,7 @@ def _cut_text(name, label, contents, symbols, vocabulary, cut):
         parts = [vocabulary.encode(part) for part in parts]
     digest = checksum(contents)
     is_usual = name != "text" or unit == "character"
-    if not is_usual or places != Cut().parts(total, published):
+    if not is_usual or places != Cut().places(total, usual):
         digest = checksum([f"{digest} {unit} {places}".encode()])
     return Dataset(name, *parts, digest, TokenStream, vocabulary)
 
