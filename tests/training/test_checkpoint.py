@@ -347,6 +347,9 @@ def test_checkpoints_within_an_epoch_need_its_length(tmp_path):
     checkpoint = Checkpoint(tmp_path, save_minutes=1)
     with pytest.raises(ValueError, match="`save_minutes` needs .* known number of batches"):
         make_model().fit(batches(), verbose=0, callbacks=[checkpoint])
+    limit = TimeLimit(9, checkpoint=Checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="TimeLimit .* known number of batches"):
+        make_model().fit(batches(), verbose=0, callbacks=[limit.checkpoint, limit])
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):

@@ -31,6 +31,9 @@ class TokenStream(keras.utils.PyDataset):
       of `x`, of shape `(batch_size, output_length)`;
     - `weight`: float32 with the shape of `y`, 1 where the target counts and 0 for padding.
 
+    `keras.utils.timeseries_dataset_from_array` neither continues a row in the next batch nor counts
+    the targets at the end of the text.
+
     There are two ways to provide context (TrellisNet paper, appendix B). Either segments
     overlap, and the first `context_length` positions are read but not scored. Or segments do not
     overlap (`context_length=0`) and the model carries its state from batch to batch

@@ -30,7 +30,7 @@ class Vocabulary:
 
     Words are separated by white space, and every line ends with the token `"<eos>"`. In a character
     vocabulary each character is a token, including the newline `"\\n"`. Bytes are those of the
-    UTF-8 text.
+    UTF-8 text. `keras.layers.TextVectorization` reserves the first two ids, and marks no line ends.
 
     Args:
         tokens: Iterable of distinct strings. Words contain no white space and include `"<eos>"`;

@@ -73,12 +73,12 @@ class _Longest:
 class TimeLimit(keras.callbacks.Callback):
     """Stops training before a time limit, after an epoch or within one.
 
-    For batch queues and notebooks with limited time: a later process resumes from the last
-    checkpoint. The time counts from the construction of this callback, so construct it before the
-    data and the model. Training stops after an epoch if another one would exceed the limit; an
-    epoch is expected to take as long as the longest one of this `fit`, including validation and
-    other callbacks. The first one, which includes compilation, counts only until the second has
-    ended. At least one epoch is trained.
+    Keras has no such callback. For batch queues and notebooks with limited time: a later process
+    resumes from the last checkpoint. The time counts from the construction of this callback, so
+    construct it before the data and the model. Training stops after an epoch if another one would
+    exceed the limit; an epoch is expected to take as long as the longest one of this `fit`,
+    including validation and other callbacks. The first one, which includes compilation, counts only
+    until the second has ended. At least one epoch is trained.
 
     With `checkpoint`, training also stops within an epoch: when another two batches would exceed
     the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs.
@@ -96,7 +96,8 @@ class TimeLimit(keras.callbacks.Callback):
         stopped: Boolean, whether the limit has stopped the last `fit`.
 
     Raises:
-        ValueError: If `seconds` is not positive.
+        ValueError: If `seconds` is not positive; when training begins, with a `checkpoint`, if the
+            number of batches of an epoch is unknown.
         EpochInterrupted: Within an epoch, once its state has been saved.
 
     Example:
@@ -122,6 +123,11 @@ class TimeLimit(keras.callbacks.Callback):
         self._deadline = monotonic() + seconds
 
     def on_train_begin(self, logs: Logs = None) -> None:
+        if self.checkpoint is not None and self.params["steps"] is None:
+            raise ValueError(
+                "TimeLimit with a `checkpoint` needs a data set with a known number of batches. "
+                "Received: data of unknown length"
+            )
         self.stopped = False
         self._epochs = 0
         self._epoch_end = monotonic()
