@@ -38,7 +38,8 @@ from trellis_keras.training import (
     set_seeds,
 )
 from trellis_keras.training import checkpoint as checkpoint_module
-from trellis_keras.training.checkpoint import _make_durable, has_memory, read, read_state
+from trellis_keras.training.checkpoint import has_memory
+from trellis_keras.training.checkpoint_files import read, read_state, write
 
 # Resuming
 
@@ -459,7 +460,7 @@ def saved(folder, epoch, array):
     path = folder / f"epoch-{epoch:04d}.npz"
     entry = {"path": "w", "dtype": array.dtype.name}
     state = small_state(epoch, variables={"model": [entry], "optimizer": [], "passing": []})
-    _make_durable(path, {"model.00000": array}, state)
+    write(path, {"model.00000": array}, state)
     return path
 
 
@@ -571,7 +572,7 @@ def test_a_wrong_state_is_refused(tmp_path, written, place, value, message):
         del holder[place[-1]]
     else:
         holder[place[-1]] = value
-    _make_durable(tmp_path / "epoch-0001.npz", arrays, state)
+    np.savez(tmp_path / "epoch-0001.npz", state=json.dumps(state), **arrays)
     before = values(model)
     with pytest.raises(ValueError, match=f"epoch-0001.npz is not a checkpoint of.*{message}"):
         restore(model, tmp_path)
@@ -589,7 +590,7 @@ def test_wrong_arrays_are_refused(tmp_path, written):
         (first.astype("float64"), "stored as float64"),
     ):
         changed = {**arrays, "model.00000": array}
-        _make_durable(path, {k: v for k, v in changed.items() if v is not None}, state)
+        write(path, {k: v for k, v in changed.items() if v is not None}, state)
         with pytest.raises(ValueError, match=f"epoch-0001.npz is not a checkpoint.*{message}"):
             restore(model, path)
     for text in ("", "[]", "3", "[" * 100_000, '{"format": 3}'):
@@ -612,7 +613,7 @@ def test_a_wrong_memory_of_a_callback_is_refused(tmp_path, written, index, state
     _, arrays, whole = written
     whole = json.loads(json.dumps(whole))
     whole["callbacks"][index]["state"] = state
-    _make_durable(tmp_path / "epoch-0001.npz", arrays, whole)
+    write(tmp_path / "epoch-0001.npz", arrays, whole)
     decay = PlateauDecay(factor=0.5, rule="best_before", window=3)
     callbacks = [decay, keras.callbacks.EarlyStopping(patience=9)]
     with pytest.raises(ValueError, match=f"epoch-0001.npz has no state of {named}"):

@@ -1,14 +1,8 @@
 """Optimizers, schedules and callbacks of the published recipes."""
 
 from trellis_keras.training.best_model import BestModel
-from trellis_keras.training.checkpoint import (
-    Checkpoint,
-    RestOfEpoch,
-    latest,
-    progress,
-    restore,
-    set_seeds,
-)
+from trellis_keras.training.checkpoint import Checkpoint, RestOfEpoch, restore, set_seeds
+from trellis_keras.training.checkpoint_files import latest, progress
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.optimizers import ASGD, SGD, Adam, RMSprop

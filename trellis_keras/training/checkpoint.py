@@ -1,17 +1,8 @@
-"""Checkpoints from which a killed run resumes bit for bit.
+"""Checkpoints from which a killed run resumes bit for bit."""
 
-A checkpoint is one file, `epoch-0007.npz` after seven epochs, with the arrays `model.00000`,
-`optimizer.00000`, ... and `state`, a JSON text with the epoch, the callbacks' states and the names
-of the variables. `epoch-0007-batch-00000120.npz` was written within the eighth epoch, after 120 of
-its batches.
-"""
-
-import json
 import re
-import warnings
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -19,38 +10,26 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.files import atomic_write
 from trellis_keras._keras_internals import (
     all_layers,
     mark_as_seeded,
     seed_generators,
     set_initial_epoch,
 )
-from trellis_keras.files import (
-    check_archive,
-    make_writable,
-    read_npz,
-    reading,
-    remove_unfinished,
-)
+from trellis_keras.files import make_writable, remove_unfinished
 from trellis_keras.layers.checks import check_integer, check_positive, is_integer
+from trellis_keras.training.checkpoint_files import (
+    KINDS,
+    find,
+    is_complete,
+    latest,
+    numbered,
+    read,
+    stored_dtype,
+    write,
+)
 from trellis_keras.types import Logs
 
-_FORMAT = 3
-_FILE_NAME = re.compile(r"epoch-(\d{4,})(?:-batch-(\d{8,}))?\.npz")
-# "passing" variables live for one epoch: random generators, metrics and carried states.
-_KINDS = ("model", "optimizer", "passing")
-_FIELDS = {
-    "epoch": int,
-    "batch": int,
-    "batches": int,
-    "seed": int,
-    "epochs": int,
-    "stopped": bool,
-    "logs": dict,
-    "callbacks": list,
-    "variables": dict,
-}
 # Keras' callbacks reset these when training begins, before Checkpoint restores them.
 _KERAS_MEMORY = {
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "wait"),
@@ -192,7 +171,6 @@ class Checkpoint(keras.callbacks.Callback):
     def _save(self, epoch, logs, batch=0):
         arrays, names = _collect(self.model, epoch, with_passing=batch > 0)
         state = {
-            "format": _FORMAT,
             "epoch": epoch,
             "batch": batch,
             "batches": self._batches_before + (self.params["steps"] or 0) if batch else 0,
@@ -204,9 +182,9 @@ class Checkpoint(keras.callbacks.Callback):
             "variables": names,
         }
         path = self.directory / f"epoch-{epoch:04d}{f'-batch-{batch:08d}' if batch else ''}.npz"
-        _make_durable(path, arrays, state)
+        write(path, arrays, state)
         self._written = path
-        older = [(number, p) for number, p in _numbered(self.directory) if number <= (epoch, batch)]
+        older = [(number, p) for number, p in numbered(self.directory) if number <= (epoch, batch)]
         within = [p for (_, batches), p in older if batches and p != path]
         whole = [p for (_, batches), p in older if not batches]
         for outdated in [*within, *whole[: -self.keep]]:
@@ -311,21 +289,6 @@ class RestOfEpoch(keras.utils.PyDataset):
         return self.dataset[index if is_sample else self.batches + index]
 
 
-def progress(directory: str | PathLike) -> tuple[int, int]:
-    """Returns the numbers of finished epochs, and of batches of the next epoch, in a checkpoint.
-
-    It reads the newest checkpoint in a folder.
-
-    Args:
-        directory: The folder given to `Checkpoint`.
-
-    Raises:
-        ValueError: If all checkpoints are damaged.
-    """
-    path = latest(directory)
-    return (0, 0) if path is None else _number(path)
-
-
 def restore(
     model: keras.Model, path: str | PathLike, *, weights_only: bool = False
 ) -> dict[str, Any]:
@@ -351,62 +314,12 @@ def restore(
     >>> state = trellis_keras.training.restore(model, "run/checkpoints", weights_only=True)
     >>> model.evaluate(test)
     """
-    path = _find(path)
+    path = find(path)
     _check_built(model)
     with_optimizer = not weights_only and getattr(model, "optimizer", None) is not None
     state, arrays = read(path)
     _assign(model, ("model", "optimizer") if with_optimizer else ("model",), state, arrays, path)
     return state
-
-
-def latest(directory: str | PathLike) -> Path | None:
-    """Returns the newest undamaged checkpoint.
-
-    Args:
-        directory: The folder given to `Checkpoint`.
-
-    Returns:
-        Its path, or `None` if there is no checkpoint. A warning names newer ones that are damaged.
-
-    Raises:
-        ValueError: If all checkpoints are damaged.
-
-    Example:
-
-    >>> path = trellis_keras.training.latest("run/checkpoints")
-    """
-    damaged = []
-    for _, path in reversed(_numbered(Path(directory).expanduser())):
-        try:
-            with reading(path):
-                check_archive(path)
-        except ValueError as error:
-            warnings.warn(
-                f"Checkpoint {path} is damaged ({error}). Trying an older one.", stacklevel=2
-            )
-            damaged.append(f"{path.name} ({error})")
-        else:
-            return path
-    if damaged:
-        raise ValueError(
-            f"All checkpoints in {str(directory)!r} are damaged: {', '.join(damaged)}. Restore a "
-            "copy of one, or remove them to train from the first epoch."
-        )
-    return None
-
-
-def read_state(path: str | PathLike) -> dict[str, Any]:
-    """Returns the state in a checkpoint (epoch, logs, callbacks) without reading its variables.
-
-    Raises:
-        ValueError: If the file is not a checkpoint of this version.
-    """
-    return read(path, ("state",))[0]
-
-
-def is_complete(state: dict[str, Any], epochs: int) -> bool:
-    """Returns whether a run of this number of epochs is complete in a checkpoint's state."""
-    return state["epoch"] >= epochs or (state["stopped"] and epochs <= state["epochs"])
 
 
 def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
@@ -431,97 +344,6 @@ def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
         for layer in all_layers(model):
             for generator in seed_generators(layer):
                 mark_as_seeded(generator, seed)
-
-
-# Files
-
-
-def _make_durable(path, arrays, state):
-    """Writes a checkpoint so that it survives a kill or a power failure.
-
-    Readers see the new file after the rename in `atomic_write`. After the sync of the folder, it
-    also survives a power failure.
-    """
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, state=json.dumps(state), **arrays)
-
-
-def _numbered(directory):
-    """Returns the checkpoints as ((epoch, batch), path), oldest first."""
-    if not directory.is_dir():
-        return []
-    paths = (path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name))
-    return sorted((_number(path), path) for path in paths)
-
-
-def _number(path):
-    """Returns (epoch, batch) of a checkpoint."""
-    epoch, batch = _FILE_NAME.fullmatch(path.name).groups()
-    return int(epoch), int(batch or 0)
-
-
-def _find(path):
-    path = Path(path).expanduser()
-    if path.is_file():
-        try:
-            with reading(path):
-                check_archive(path)
-        except ValueError as error:
-            raise ValueError(f"Checkpoint {path} is damaged: {error}") from error
-        return path
-    newest = latest(path)
-    if newest is None:
-        raise ValueError(f"There is no checkpoint in {str(path)!r}.")
-    return newest
-
-
-def read(
-    path: str | PathLike, names: Sequence[str] | None = None
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the state and the arrays of an untrusted checkpoint.
-
-    Args:
-        path: A checkpoint.
-        names: The arrays to read. Defaults to `None`, all of them.
-
-    Raises:
-        ValueError: If the file is not a checkpoint of this version, or is damaged.
-    """
-    try:
-        arrays = read_npz(path, names)
-        state = json.loads(str(arrays.pop("state")))
-        _check_state(state)
-        if names is None:
-            _check_arrays(state, arrays)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a checkpoint of this version: {error!r}") from error
-    return state, arrays
-
-
-def _check_state(state):
-    if state["format"] != _FORMAT:
-        raise ValueError(f"it has format {state['format']!r}, this version reads {_FORMAT}")
-    for name, kind in _FIELDS.items():
-        if type(state[name]) is not kind:
-            raise ValueError(f"{name} is {state[name]!r}")
-    for entry in state["callbacks"]:
-        if type(entry["class"]) is not str or type(entry["state"]) is not dict:
-            raise ValueError(f"a callback is {entry!r}")
-
-
-def _check_arrays(state, arrays):
-    for kind in _KINDS:
-        for index, entry in enumerate(state["variables"][kind]):
-            if type(entry["path"]) is not str or type(entry["dtype"]) is not str:
-                raise ValueError(f"a variable is {entry!r}")
-            stored = arrays[f"{kind}.{index:05d}"].dtype
-            if stored != _stored_dtype(np.dtype(entry["dtype"])):
-                raise ValueError(f"{entry['path']!r} of {entry['dtype']} is stored as {stored}")
-
-
-def _stored_dtype(dtype):
-    """NumPy files do not support bfloat16 and float8, so their bits are stored as integers."""
-    return dtype if dtype.isbuiltin == 1 else np.dtype(f"uint{8 * dtype.itemsize}")
 
 
 # Variables
@@ -552,13 +374,13 @@ def _variables(model, kind):
 
 def _collect(model, epoch, with_passing=False):
     """Returns the values of all variables by their names in the file, and their descriptions."""
-    arrays, names = {}, {kind: [] for kind in _KINDS}
-    for kind in _KINDS if with_passing else _KINDS[:-1]:
+    arrays, names = {}, {kind: [] for kind in KINDS}
+    for kind in KINDS if with_passing else KINDS[:-1]:
         for index, variable in enumerate(_variables(model, kind)):
             array = ops.convert_to_numpy(variable)
             if kind == "model":
                 _check_finite(variable, array, epoch)
-            arrays[f"{kind}.{index:05d}"] = array.view(_stored_dtype(array.dtype))
+            arrays[f"{kind}.{index:05d}"] = array.view(stored_dtype(array.dtype))
             names[kind].append({"path": variable.path, "dtype": array.dtype.name})
     return arrays, names
 

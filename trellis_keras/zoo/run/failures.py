@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from trellis_keras.files import write_error
 from trellis_keras.training import devices as parallel
-from trellis_keras.training.checkpoint import latest
+from trellis_keras.training.checkpoint_files import latest
 from trellis_keras.zoo.run.folder import CHECKPOINTS, resuming
 
 _NOTHING = "Nothing was saved."

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras_streams import files
 from trellis_keras.files import read_json
-from trellis_keras.training.checkpoint import is_complete, latest, progress, read_state
+from trellis_keras.training.checkpoint_files import is_complete, latest, progress, read_state
 from trellis_keras.zoo.training_settings import Training
 
 RECIPE = "recipe.json"

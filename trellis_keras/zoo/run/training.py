@@ -22,13 +22,8 @@ from trellis_keras.jobs import Job, different_settings
 from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.best_model import BestModel
-from trellis_keras.training.checkpoint import (
-    Checkpoint,
-    RestOfEpoch,
-    has_memory,
-    latest,
-    progress,
-)
+from trellis_keras.training.checkpoint import Checkpoint, RestOfEpoch, has_memory
+from trellis_keras.training.checkpoint_files import latest, progress
 from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.progress_bar import BatchProgress, ProgressBar
 from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
