@@ -20,6 +20,7 @@ from keras_streams.exported import ExportedStream, exported_stream
 from keras_streams.files import check_output, write_files
 from keras_streams.fixed_point import print_fixed
 from keras_streams.graph import functional_of
+from keras_streams.protocol import all_layers
 from keras_streams.xla import compile_xla
 
 _STEPS = 200  # of random inputs, or more for models with few outputs
@@ -292,7 +293,8 @@ def proven_source(
     stream = exported_stream(model)
     source = c_source(stream, prefix)
     delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
-    x = stream.random_inputs(max(_STEPS, math.ceil(delay + 20 * rate)))
+    steps = max(_STEPS, math.ceil(delay + 20 * rate))
+    x = stream.random_inputs(min(steps, stream.longest or steps))
     expected = keras_steps(stream, x)
     if np.any(np.isinf(expected)) or (not is_clocked(stream) and np.any(np.isnan(expected))):
         raise ValueError(
@@ -342,7 +344,7 @@ def step_program(stream: ExportedStream) -> lower.Program:
 
 def _real_type(stream):
     model = stream.model
-    layers = [model, *model._flatten_layers()]
+    layers = all_layers(model)
     # A graph of layers computes nothing itself, so its own dtype does not matter.
     layers = [
         layer

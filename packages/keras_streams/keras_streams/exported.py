@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph_stream import GraphStream, to_stream
-from keras_streams.protocol import check_built
+from keras_streams.protocol import all_layers, check_built
 
 
 @dataclasses.dataclass
@@ -28,6 +28,7 @@ class ExportedStream:
         inputs: Positive integer, number of input channels, or size of the vocabulary.
         takes_token: Boolean, whether the input is a token id.
         delay, rate, receptive_field: As of a stream.
+        longest: Number of steps after which there are no more outputs, or `None`.
         symbols: Structure of symbolic inputs that `step` takes, with the channels of x in order.
             Defaults to one tensor.
         example: Function from a random generator and a number to random inputs (steps, inputs).
@@ -46,6 +47,7 @@ class ExportedStream:
     delay: Any = 0
     rate: Any = 1
     receptive_field: int | None = None
+    longest: int | None = None
     symbols: Any = None
     example: Callable[[np.random.Generator, int], np.ndarray] | None = None
     names: Sequence[str] = ()
@@ -85,7 +87,7 @@ def exported_stream(model: Any) -> ExportedStream:
     stream = to_stream(model)
     if isinstance(stream, GraphStream):
         return _of_graph(stream)
-    stateful = [part.name for part in stream._flatten_layers() if getattr(part, "stateful", False)]
+    stateful = [part.name for part in all_layers(stream) if getattr(part, "stateful", False)]
     if stateful:
         raise ValueError(
             "A layer with stateful=True carries its state from batch to batch, but a stream in C "
@@ -126,9 +128,18 @@ def _of_graph(stream):
         for signal in signals:
             size = math.prod(signal.shape)
             part = x if takes_token else x[..., start : start + size]
-            xs.append(ops.reshape(part, (*ops.shape(x)[:2], *signal.shape)))
+            part = ops.reshape(part, (*ops.shape(x)[:2], *signal.shape))
+            xs.append(part[:, 0] if signal.is_static else part)
             start += size
         return stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))[0]
+
+    def example(rng, steps):
+        parts = [
+            rng.normal(size=(1 if signal.is_static else steps, math.prod(signal.shape)))
+            for signal in signals
+        ]
+        x = np.concatenate([np.broadcast_to(x, (steps, x.shape[1])) for x in parts], axis=1)
+        return x.astype(stream.compute_dtype)
 
     symbols = [keras.KerasTensor((1, *signal.shape), signal.dtype) for signal in signals]
     return ExportedStream(
@@ -141,5 +152,7 @@ def _of_graph(stream):
         delay=stream.delay,
         rate=stream.rate,
         receptive_field=stream.receptive_field,
+        longest=stream.plan.longest,
         symbols=keras.tree.pack_sequence_as(stream.inputs, symbols),
+        example=example if any(signal.is_static for signal in signals) else None,
     )

@@ -4,16 +4,33 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import keras
 from keras import ops
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
-from keras.src.ops.numpy import Add
+from keras.src.ops.numpy import Add, BroadcastTo, Concatenate, Reshape
 
-from keras_streams.protocol import has_protocol
+from keras_streams.protocol import all_layers, has_protocol
+from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
+
+Weights = Callable[[], Tensor]
+_CONCATENATES = keras.layers.Concatenate, Concatenate
+
+
+class DoesNotStream(ValueError):
+    """An operation does not stream.
+
+    Attributes:
+        call: Its call.
+    """
+
+    def __init__(self, message: str, call: "Call"):
+        super().__init__(message)
+        self.call = call
 
 
 @dataclasses.dataclass
@@ -23,21 +40,27 @@ class Call:
     Attributes:
         operation: The layer or operation.
         inputs, outputs: Lists of numbers of tensors.
+        tensors: List of the symbolic inputs.
         specs: List of the symbolic outputs.
         arguments: The positional and the named arguments, with symbolic tensors.
-        fill: Function from a list of inputs to the arguments.
+        weights: Functions that compute the other symbolic tensors, which depend on weights alone,
+            by their ids.
         model: Path of the model that makes the call.
         place: Its place in the graph, for error messages.
+        axes, output_axes: Lists of the time axes of the inputs and outputs, where it is not 1.
     """
 
     operation: Any
     inputs: list[int]
     outputs: list[int]
+    tensors: list[keras.KerasTensor]
     specs: list[keras.KerasTensor]
     arguments: tuple[Sequence, dict[str, Any]]
-    fill: Callable[[list], tuple[Sequence, dict[str, Any]]]
+    weights: dict[int, Weights]
     model: str
     place: str = ""
+    axes: Sequence[int] = ()
+    output_axes: Sequence[int] = ()
 
     @property
     def given(self) -> list:
@@ -45,53 +68,81 @@ class Call:
         return [x for x in keras.tree.flatten(self.arguments) if not _is_default(x)]
 
     def __call__(self, values: list[Tensor]) -> list[Tensor]:
-        """Returns the outputs of the operation for a list of inputs."""
+        """Returns the outputs of the operation for a list of inputs with time on axis 1."""
+        values = [to_axis(x, axis) for x, axis in zip_longest(values, self.axes)]
+        ys = self.of_model(values)
+        return [from_axis(y, axis) for y, axis in zip_longest(ys, self.output_axes)]
+
+    def of_model(self, values: list[Tensor]) -> list[Tensor]:
+        """Returns the outputs of the operation for a list of inputs as in the model."""
         if isinstance(self.operation, Add) and len(values) == 2:
             # On TensorFlow `ops.add` takes (n, 1, 1) as a bias of n channels (Keras 3.15).
             return [ops.subtract(values[0], ops.negative(values[1]))]
-        arguments, named = self.fill(values)
+        known = dict(zip(map(id, self.tensors), values, strict=True))
+        known |= {key: compute() for key, compute in self.weights.items()}
+        arguments, named = keras.tree.map_structure(
+            lambda x: known[id(x)] if id(x) in known else x, self.arguments
+        )
+        if values and isinstance(
+            self.operation, _CONCATENATES
+        ):  # they do not broadcast what has one row
+            parts, *others = arguments
+            rows = ops.shape(values[0])[0]
+            arguments = [
+                [x if x.shape[0] != 1 else ops.repeat(x, rows, axis=0) for x in parts],
+                *others,
+            ]
         return keras.tree.flatten(self.operation(*arguments, **named))
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Returns an argument that is no input: a number, or a tensor."""
+        arguments, named = self.arguments
+        value = arguments[position] if position < len(arguments) else named.get(name, default)
+        return self.weights[id(value)]() if id(value) in self.weights else value
 
     @property
     def is_of_keras(self) -> bool:
         """Whether the operation is one of Keras' that computes what its class says."""
         kinds = keras.layers.Lambda, keras.layers.Wrapper, keras.Model
-        is_own = not type(self.operation).__module__.startswith("keras.")
-        return not is_own and not isinstance(self.operation, kinds)
+        return _is_in_keras(self.operation) and not isinstance(self.operation, kinds)
+
+    def with_input(self, leaf: Any, number: int, tensor: keras.KerasTensor) -> "Call":
+        """Returns the call with a tensor of the graph in place of an argument."""
+        arguments = keras.tree.map_structure(lambda x: tensor if x is leaf else x, self.arguments)
+        return dataclasses.replace(
+            self,
+            inputs=[*self.inputs, number],
+            tensors=[*self.tensors, tensor],
+            arguments=arguments,
+            weights={key: value for key, value in self.weights.items() if key != id(leaf)},
+        )
+
+    def with_weights(self, known: dict[int, Weights]) -> "Call":
+        """Returns the call with those of its inputs that are known as weights."""
+        pairs = list(zip(self.inputs, self.tensors, strict=True))
+        others = [pair for pair in pairs if pair[0] not in known]
+        return dataclasses.replace(
+            self,
+            inputs=[n for n, _ in others],
+            tensors=[x for _, x in others],
+            weights=self.weights | {id(x): known[n] for n, x in pairs if n in known},
+        )
 
     def without_mask(self) -> "Call":
         """Returns the call without its argument `mask`."""
         args, named = self.arguments
-        if named.get("mask") is None:
-            return self
-        tensors = [
-            x for x in keras.tree.flatten(self.arguments) if isinstance(x, keras.KerasTensor)
-        ]
-        masks = {id(x) for x in keras.tree.flatten(named["mask"])}
-        kept = [i for i, x in enumerate(tensors) if id(x) not in masks]
-
-        def fill(values):
-            all_values = [values[0]] * len(tensors)
-            for i, value in zip(kept, values, strict=True):
-                all_values[i] = value
-            args, named = self.fill(all_values)
-            return args, {**named, "mask": None}
-
+        masks = {id(x) for x in keras.tree.flatten(named.get("mask"))}
+        kept = [i for i, x in enumerate(self.tensors) if id(x) not in masks]
         return dataclasses.replace(
             self,
             inputs=[self.inputs[i] for i in kept],
-            arguments=(args, {**named, "mask": None}),
-            fill=fill,
+            tensors=[self.tensors[i] for i in kept],
+            arguments=(args, {**named, "mask": None} if "mask" in named else named),
         )
 
-    def refusal(self, reason: str) -> ValueError:
+    def refusal(self, reason: str) -> DoesNotStream:
         """Returns the error for an operation that does not stream."""
-        if hasattr(self.operation, "nb_filters"):
-            reason = (
-                "layers of keras-tcn do not. trellis_keras.interop.from_keras_tcn converts them, "
-                "with their weights, to layers that do."
-            )
-        return ValueError(f"{self.place} does not stream: {reason}")
+        return DoesNotStream(f"{self.place} does not stream: {reason}", self)
 
 
 @dataclasses.dataclass
@@ -111,31 +162,34 @@ class Graph:
     calls: list[Call]
 
 
-def graph_of(model: keras.Layer, traced: bool = True) -> Graph:
+def graph_of(model: keras.Layer, traced: bool = True, length: int | None = None) -> Graph:
     """Returns the graph of a built functional model, `keras.Sequential` or layer.
 
     Args:
         model: The model.
         traced: Whether layers that are not Keras' own become the operations of their `call`, where
             it can be traced with symbolic tensors.
+        length: Number of steps for layers that cannot be traced with an unknown one, or `None`.
 
     Raises:
         ValueError: If a layer was built for several inputs; wrap it in a model first.
     """
-    numbers = itertools.count()
     functional = functional_of(model)
+    walk = _Walk(traced, length)
     if functional is None:
         graph = _graph_of_layer(model)
-        functional = _traced(graph.calls[0]) if traced else None
+        functional, weights = walk.traced(graph.calls[0])
         inputs = graph.inputs
     else:
-        inputs = functional._inputs_struct
+        inputs, weights = functional._inputs_struct, []
     if functional is not None:
-        calls: list[Call] = []
-        first = [next(numbers) for _ in functional.inputs]
-        outputs = _walk(functional, first, model.name, numbers, calls, traced)
+        first: list = [next(walk.numbers) for _ in keras.tree.flatten(inputs)]
+        outputs = walk.add(functional, [*first, *weights], model.name)
+        if any(map(callable, outputs)):
+            raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
         outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
-        graph = Graph(model.name, inputs, outputs, calls)
+        graph = Graph(model.name, inputs, outputs, walk.calls)
+    _remove_unused(graph)
     for i, call in enumerate(graph.calls, 1):
         operation = call.operation
         call.place = f"{operation.name} ({type(operation).__name__})"
@@ -146,6 +200,16 @@ def graph_of(model: keras.Layer, traced: bool = True) -> Graph:
             if not isinstance(operation.layer, keras.layers.Embedding):
                 call.operation = operation.layer
     return graph
+
+
+def _remove_unused(graph):
+    """Removes the calls that no output depends on."""
+    needed, kept = set(keras.tree.flatten(graph.outputs)), []
+    for call in reversed(graph.calls):
+        if needed & {*call.outputs}:
+            needed |= {*call.inputs}
+            kept.append(call)
+    graph.calls[:] = reversed(kept)
 
 
 def functional_of(model: keras.Layer) -> Functional | None:
@@ -173,83 +237,159 @@ def _graph_of_layer(layer):
     x = keras.KerasTensor((None, None, *shape[2:]) if len(shape) > 1 else shape, dtype)
     specs = keras.tree.flatten(layer.compute_output_spec(x))
     outputs = list(range(1, 1 + len(specs)))
-    call = Call(layer, [0], outputs, specs, ((x,), {}), lambda xs: ((xs[0],), {}), layer.name)
+    call = Call(layer, [0], outputs, [x], specs, ((x,), {}), {}, layer.name)
     return Graph(layer.name, x, outputs if len(outputs) > 1 else outputs[0], [call])
 
 
-def _traced(call):
-    """Returns the `Function` of the operations of a layer's `call`, or `None`.
+class _Walk:
+    """Collects the calls of a model.
 
-    A layer that computes with its weights by itself has `None`: the results would be constants.
+    Attributes:
+        numbers: Iterator of the numbers of tensors.
+        calls: List of `Call`s.
     """
-    layer = call.operation
-    if call.is_of_keras or not isinstance(layer, keras.Layer) or has_protocol(layer):
-        return None
-    if hasattr(layer, "nb_filters"):  # of keras-tcn, which `refusal` knows
-        return None
-    layers = [layer, *layer._flatten_layers()]
-    dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
-    if (
-        isinstance(layer, keras.layers.Wrapper)
-        or len(dtypes) > 1
-        or not all(x.built for x in layers)
-    ):
-        return None
+
+    def __init__(self, traces: bool, length: int | None):
+        self._traces, self._length = traces, length
+        self.numbers: Iterator[int] = itertools.count()
+        self.calls: list[Call] = []
+
+    def add(self, functional: Functional, inputs: list, path: str) -> list:
+        """Adds the calls of a functional model.
+
+        Args:
+            functional: The model.
+            inputs: The numbers of its inputs, or functions that compute them from weights.
+            path: Path of the model.
+
+        Returns:
+            The numbers of its outputs, or functions that compute them from weights.
+        """
+        known = dict(zip(map(id, functional.inputs), inputs, strict=True))
+        # As in `keras.Function`, from the deepest nodes to the outputs.
+        by_depth = functional._nodes_by_depth
+        nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+        for node in nodes:
+            if node.is_input or any(id(x) not in known for x in node.input_tensors):
+                continue
+            operation = node.operation
+            inner = functional_of(operation)
+            given = None if inner is None else _given(inner, node)
+            if given is not None:
+                inputs = [known[id(x)] for x in given]
+            else:
+                arguments = node.arguments.args, node.arguments.kwargs
+                tensors = [x for x in node.input_tensors if isinstance(known[id(x)], int)]
+                weights = {
+                    id(x): known[id(x)] for x in node.input_tensors if callable(known[id(x)])
+                }
+                numbers: list = [known[id(x)] for x in tensors]
+                call = Call(operation, numbers, [], tensors, node.outputs, arguments, weights, path)
+                inner, values = self.traced(call)
+                inputs = [*(known[id(x)] for x in node.input_tensors), *values]
+            if inner is not None:
+                outputs = self.add(inner, inputs, f"{path}/{operation.name}")
+            elif call.inputs:
+                call.outputs = outputs = [next(self.numbers) for _ in node.outputs]
+                self.calls.append(call)
+            else:
+                outputs = [_output_of(call, i) for i in range(len(node.outputs))]
+            known.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [known[id(x)] for x in functional.outputs]
+
+    def traced(self, call: Call) -> tuple[Function | None, list[Weights]]:
+        """Returns the `Function` of the operations of a layer's `call`, or `None`.
+
+        Its inputs are those of the call, then the layer's weights and constants, of which it
+        returns the functions, too.
+        """
+        layer = call.operation
+        if not self._traces or call.is_of_keras or not isinstance(layer, keras.Layer):
+            return None, []
+        if call.arguments[1].get("training"):
+            return None, []
+        is_wrapper = isinstance(layer, keras.layers.Wrapper) and _is_in_keras(layer)
+        if has_protocol(layer) or is_wrapper:
+            return None, []
+        layers = all_layers(layer)
+        dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
+        if len(dtypes) > 1 or not all(x.built for x in layers):
+            return None, []
+        for length in dict.fromkeys([None, self._length]):
+            function, values = _traced(call, layers, length)
+            if function is not None:
+                break
+        return function, values
+
+
+def _traced(call, layers, length):
+    """Returns the `Function` of a layer's `call`, with a number of steps if it is unknown."""
+    layer, inputs = call.operation, []
+    attributes = [dict(vars(each)) for each in layers]
     counts = [len(each._inbound_nodes) for each in layers]
-    inputs: list[keras.KerasTensor] = []
 
     def symbol(x):
-        if isinstance(x, keras.KerasTensor):
-            inputs.append(keras.Input(batch_shape=x.shape, dtype=x.dtype))
-            return inputs[-1]
-        return x
+        if not isinstance(x, keras.KerasTensor):
+            return x
+        shape = [x.shape[0], *(length if size is None else size for size in x.shape[1:])]
+        inputs.append(keras.Input(batch_shape=shape, dtype=x.dtype))
+        return inputs[-1]
 
     args, named = keras.tree.map_structure(symbol, call.arguments)
     if "training" in inspect.signature(layer.call).parameters:
         named = {**named, "training": False}
     try:
-        function = Function(inputs, layer.call(*args, **named))
+        with symbolic_weights(layer.variables) as weights:
+            outputs = layer.call(*args, **named)
+            flat = keras.tree.flatten(outputs)
+            constants = [y for y in flat if not isinstance(y, keras.KerasTensor)]
+            symbols = [keras.Input(batch_shape=y.shape, dtype=y.dtype) for y in constants]
+            rest = iter(symbols)
+            flat = [y if isinstance(y, keras.KerasTensor) else next(rest) for y in flat]
+            outputs = keras.tree.pack_sequence_as(outputs, flat)
+            function = Function([*inputs, *weights, *symbols], outputs)
     except Exception:  # whatever code that needs numbers raises for symbolic tensors
-        return None
+        return None, []
     finally:
-        for each, count in zip(layers, counts, strict=True):
+        for each, values, count in zip(layers, attributes, counts, strict=True):
+            vars(each).update(values)  # what `call` has stored
             del each._inbound_nodes[count:]
-    nodes = [node for of_depth in function._nodes_by_depth.values() for node in of_depth]
-    values = [x for node in nodes for x in keras.tree.flatten(node.arguments._flat_arguments)]
-    is_constant = [
-        ops.is_tensor(x) and not isinstance(x, keras.KerasTensor | keras.Variable) for x in values
-    ]
-    return None if any(is_constant) else function
+    for operation in function.operations:
+        if isinstance(operation, (Reshape, BroadcastTo)):
+            _take_any_rows(operation)
+    return function, [*map(_value_of, layer.variables), *map(_constant, constants)]
 
 
-def _walk(
-    functional, inputs, path, numbers: Iterator[int], calls: list[Call], traced: bool
-) -> list[int]:
-    """Adds the calls of a functional model and returns the numbers of its outputs."""
-    known = dict(zip(map(id, functional.inputs), inputs, strict=True))
-    # As in `keras.Function`, from the deepest nodes to the outputs.
-    by_depth = functional._nodes_by_depth
-    nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-    for node in nodes:
-        if node.is_input or any(id(x) not in known for x in node.input_tensors):
-            continue
-        operation = node.operation
-        inputs = [known[id(x)] for x in node.input_tensors]
-        inner = functional_of(operation)
-        given = None if inner is None else _given(inner, node)
-        if given is not None:
-            inputs = [known[id(x)] for x in given]
-        else:
-            arguments = node.arguments.args, node.arguments.kwargs
-            call = Call(operation, inputs, [], node.outputs, arguments, _filler(node), path)
-            inner = _traced(call) if traced else None
-        if inner is not None:
-            outputs = _walk(inner, inputs, f"{path}/{operation.name}", numbers, calls, traced)
-        else:
-            call.outputs = outputs = [next(numbers) for _ in node.outputs]
-            calls.append(call)
-        known.update(zip(map(id, node.outputs), outputs, strict=True))
-    return [known[id(x)] for x in functional.outputs]
+def _take_any_rows(operation):
+    """Makes an operation that was traced for one row take any number of rows."""
+    name = "newshape" if isinstance(operation, Reshape) else "shape"
+    rows, *shape = getattr(operation, name)
+    if rows == 1 and operation.input.shape[0] is None and -1 not in shape:
+        setattr(operation, name, (-1, *shape))
+
+
+def _output_of(call, i):
+    return lambda: call.of_model([])[i]
+
+
+def _constant(value):
+    return lambda: value
+
+
+def _value_of(variable):
+    return lambda: variable.value
+
+
+def to_axis(x: Tensor, axis: int | None) -> Tensor:
+    """Returns x (batch, time, ...) with time on another axis; 0 stands for its first step."""
+    if axis == 0:
+        return x[:, 0]
+    return x if axis in (None, 1) else ops.moveaxis(x, 1, axis)
+
+
+def from_axis(x: Tensor, axis: int | None) -> Tensor:
+    """Returns a tensor with time moved from an axis to axis 1."""
+    return x if axis in (None, 0, 1) else ops.moveaxis(x, axis, 1)
 
 
 def _given(functional, node):
@@ -272,6 +412,5 @@ def _is_default(value):
     return value is None or value is False
 
 
-def _filler(node):
-    tensors = [id(x) for x in node.input_tensors]
-    return lambda values: node.arguments.fill_in(dict(zip(tensors, values, strict=True)))
+def _is_in_keras(operation):
+    return type(operation).__module__.startswith("keras.")

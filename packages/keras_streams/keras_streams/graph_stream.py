@@ -3,13 +3,31 @@
 import dataclasses
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
+from keras.src.ops.numpy import GetItem, OnesLike, ZerosLike
 
-from keras_streams.graph import Call, Graph, functional_of, graph_of
-from keras_streams.parts import Delay, Options, Part, Signal, make_part, run_part, select
+from keras_streams.graph import (
+    Call,
+    DoesNotStream,
+    Graph,
+    from_axis,
+    functional_of,
+    graph_of,
+    to_axis,
+)
+from keras_streams.parts import (
+    Delay,
+    Options,
+    Part,
+    Signal,
+    Table,
+    run_part,
+    select,
+)
 from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
@@ -20,6 +38,7 @@ from keras_streams.protocol import (
     has_protocol,
     step_through,
 )
+from keras_streams.rules import leading_steps, make_part, tables, unfolded
 from keras_streams.types import Cache, Tensor
 
 _NO_OPTIONS = Options()
@@ -28,6 +47,7 @@ _NO_OPTIONS = Options()
 def to_stream(
     model: Any,
     *,
+    time_axis: Any = None,
     window: int | None = None,
     ignore_masks: bool = False,
     max_context: int | None = None,
@@ -61,16 +81,22 @@ def to_stream(
         model: Built functional model, `keras.Sequential`, or layer, with Keras layers, operations
             of `keras.ops`, and layers that follow `StreamingMixin`. An object that already follows
             it is returned unchanged.
+        time_axis: Integer, the time axis of the model's inputs; a stream has it on axis 1. Or a
+            structure of integers like the model's inputs, with `None` for an input without a time
+            axis, of which each step gets the same values. Defaults to `None`: axis 1, and inputs
+            (batch, features) beside sequences have none.
         window: Positive integer, the number of steps that the model was trained on. At each step
             the outputs are then those of the model for the last `window` steps; with strides, at
             each step that has an output. The model may end with a `Flatten` or any other layer that
-            joins all steps; the layers before it may not pad. Defaults to `None`: outputs without a
-            time axis cover all steps so far.
+            joins all steps; the layers before it may not pad. Sums, means and maxima of a window
+            have a constant cost; other layers from the first that joins steps on are computed anew
+            for each window. Defaults to `None`: outputs without a time axis cover all steps so far.
         ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
             the stream never gets padding. Defaults to `False`: they are errors.
         max_context: Positive integer, the number of steps that causal attention keeps,
-            `MultiHeadAttention` called with `use_causal_mask=True`. A longer stream has outputs of
-            NaN after them, unless the layers have a sliding window. Defaults to `None`.
+            `MultiHeadAttention` called with `use_causal_mask=True`, and that embeddings of
+            positions have. A longer stream has outputs of NaN after them, unless the layers have a
+            sliding window. Defaults to `None`: the length of the model's inputs.
         example: Arrays (batch, time, channels) with the structure of the model's inputs, on which
             the stream is compared with the model. Defaults to `None`, random numbers. Give data
             where random numbers have no outputs: for a logarithm of counts, for instance.
@@ -103,24 +129,41 @@ def to_stream(
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
-    for name, value in (("window", window), ("max_context", max_context)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-    options = Options(window, ignore_masks, max_context)
+    window, max_context = _count("window", window), _count("max_context", max_context)
+    options = Options(time_axis, window, ignore_masks, max_context)
     try:
-        return _proven(GraphStream(model, options), example)
-    except ValueError:
+        return _proven(model, options, True, example)
+    except ValueError as error:
         whole = graph_of(model, traced=False)
-        if len(whole.calls) == len(graph_of(model).calls):
+        if len(whole.calls) == len(graph_of(model, length=max_context).calls):
             raise
-        # A layer may treat each step separately, though its operations do not.
-        stream = GraphStream(model, options, traced=False)
-    return _proven(stream, example)
+        try:  # a layer may treat each step separately, though its operations do not
+            return _proven(model, options, False, example)
+        except ValueError:
+            raise error from None
 
 
-def _proven(stream, example):
-    stream.proof = prove(stream, example)
-    return stream
+def _count(name, value):
+    """Returns an option as an integer, if it is positive."""
+    if value is None:
+        return None
+    is_count = not isinstance(value, bool) and hasattr(value, "__index__")
+    if not is_count or operator.index(value) < 1:
+        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    return operator.index(value)
+
+
+def _proven(model, options, traced, example):
+    while True:
+        stream = GraphStream(model, options, traced)
+        try:
+            stream.proof = prove(stream, example)
+            return stream
+        except DoesNotStream as error:
+            if options.window is None or error.call.outputs[0] in options.joined:
+                raise
+            # It joins steps, though its shapes do not show it.
+            options = dataclasses.replace(options, joined=options.joined | {error.call.outputs[0]})
 
 
 class GraphStream(StreamingMixin):
@@ -131,10 +174,11 @@ class GraphStream(StreamingMixin):
 
     def __init__(self, model: keras.Layer, options: Options = _NO_OPTIONS, traced: bool = True):
         self.model, self.name, self.options = model, model.name, options
-        self.graph = graph_of(model, traced)
+        self.graph = graph_of(model, traced, options.max_context)
         if options.ignore_masks:
             self.graph.calls = [call.without_mask() for call in self.graph.calls]
-        self.length = known_length(self.graph)
+        self.time_axes = _time_axes(self.graph, options.time_axis)
+        self.length = known_length(self.graph, self.time_axes)
         if options.window is not None and self.length not in (None, options.window):
             raise ValueError(
                 f"`window` must be the length of the model's inputs, {self.length}, if they have "
@@ -160,7 +204,16 @@ class GraphStream(StreamingMixin):
 
     def plan_for(self, length: int | None) -> "Plan":
         """Returns the plan for a number of steps."""
-        return Plan(self.graph, length, self.options)
+        return Plan(self.graph, self.time_axes, length, self.options)
+
+    def whole(self, xs: list[Tensor]) -> list[Tensor]:
+        """Returns the model's outputs for inputs with time on axis 1, as a flat list."""
+        axes, signals = [axis or 0 for axis in self.time_axes], self.plan.signals
+        xs = [to_axis(x, axis) for x, axis in zip(xs, axes, strict=True)]
+        ys = self.model(keras.tree.pack_sequence_as(self.graph.inputs, xs))
+        outputs = [signals[n] for n in keras.tree.flatten(self.graph.outputs)]
+        ys = zip(keras.tree.flatten(ys), outputs, strict=True)
+        return [from_axis(y, signal.axis if signal.has_time else None) for y, signal in ys]
 
     @property
     def embeddings(self) -> list[keras.layers.Embedding]:
@@ -237,9 +290,12 @@ class GraphStream(StreamingMixin):
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         if self.is_clocked and cache is not None:  # the rows may be at different steps
-            return step_through(self, x, cache)
+            samples = self._read(x, steps=None)
+            return step_through(
+                self, keras.tree.pack_sequence_as(self.graph.inputs, samples), cache
+            )
         xs = self._read(x, steps=None)
-        rows, steps = ops.shape(xs[0])[:2]
+        rows, steps = ops.shape(xs[self._clock])[:2]
         states = self.initial_cache(rows) if cache is None else cache
         self._check_cache(states, xs[0])
         states = states[:-1] if self.is_clocked else states
@@ -344,9 +400,18 @@ class GraphStream(StreamingMixin):
         samples = []
         for value, signal in zip(xs, self.plan.inputs, strict=True):
             value = ops.cast(value, signal.dtype)
-            check_shape("x", value, (None, *([] if steps else [None]), *signal.shape))
-            samples.append(value[:, None] if steps else value)
+            has_time = not (steps or signal.is_static)
+            check_shape("x", value, (None, *([None] if has_time else []), *signal.shape))
+            samples.append(value if has_time else value[:, None])
+        for n, signal in enumerate(self.plan.inputs):
+            if signal.is_static and not steps:
+                samples[n] = ops.repeat(samples[n], ops.shape(samples[self._clock])[1], axis=1)
         return samples
+
+    @property
+    def _clock(self):
+        """The number of the first input with a time axis."""
+        return next(n for n, signal in enumerate(self.plan.inputs) if not signal.is_static)
 
     def _check_cache(self, cache, x):
         if self._shapes:
@@ -382,31 +447,152 @@ class Plan:
             first sample of a tensor comes.
         cycle: Number of steps after which the pattern of samples repeats.
         reach: Number of steps that an output depends on, where it is known.
+        rows: Number of rows of the shortest table with a row for each step, or None.
+        longest: Number of steps after which there are no more outputs, or None.
         outputs: Structure of the numbers of the outputs.
         uneven: The first call whose inputs have different numbers of samples, or None.
     """
 
-    def __init__(self, graph: Graph, length: int | None, options: Options):
-        tensors = enumerate(keras.tree.flatten(graph.inputs))
-        self.inputs = [_input_signal(graph, n, tensor, length) for n, tensor in tensors]
+    def __init__(self, graph: Graph, axes: list[int | None], length: int | None, options: Options):
+        tensors = keras.tree.flatten(graph.inputs)
+        self.inputs = [
+            _input_signal(graph, tensor, axis, length, options.window is not None)
+            for tensor, axis in zip(tensors, axes, strict=True)
+        ]
         self.signals = dict(enumerate(self.inputs))
         self.parts: list[Planned] = []
         self.uneven: Call | None = None
+        self._options = options
+        # Of tensors: delayed ones, whole windows, errors and what has none after all.
+        self._delays: dict[tuple[int, int], int] = {}
+        self._windows: dict[int, int] = {}
+        self._refused: dict[int, tuple[Call, ValueError]] = {}
+        self._fills: dict[int, Call] = {}
+        self._constants: dict[int, Callable[[], Tensor]] = {}
         for call in graph.calls:
-            inputs = self._aligned(call)
-            part = make_part(call, [self.signals[n] for n in inputs], options)
-            self._add(part, call, inputs, call.outputs)
+            self._plan(call)
+        for n in keras.tree.flatten(graph.outputs):
+            if n in self._refused:
+                raise self._refused[n][1]
         self.outputs = graph.outputs
         if options.window is not None:
             last = options.window - 1
             self.outputs = keras.tree.map_structure(
                 lambda n: self._at_the_end(graph, n, last), self.outputs
             )
+        self._remove_unused()
         signals = self.signals.values()
         self.first_offset = min(0, *(signal.offset for signal in signals))
         self.last_offset = max(0, *(signal.offset for signal in signals))
         self.cycle = math.lcm(*(signal.pause for signal in signals))
         self.reach = math.ceil(max(s.back for s in signals if s.back is not None))
+        parts = [planned.part for planned in self.parts]
+        self.rows = min([p.most for p in parts if isinstance(p, Table) and p.most], default=None)
+        ends = [p.signal.offset + math.ceil(p.signal.period * p.most) for p in parts if p.most]
+        self.longest = min(ends, default=None)
+
+    def _plan(self, call):
+        """Adds the parts of a call."""
+        call = call.with_weights(self._constants)
+        refused = [self._refused[n] for n in call.inputs if n in self._refused]
+        if refused:
+            start, error = refused[0]
+            if not (isinstance(call.operation, _FILLS) and self._fill(call, start, call)):
+                raise error
+            return
+        if self._options.window is None:
+            call = self._aligned(self._with_tables(call))
+            try:
+                part = self._part(call)
+            except DoesNotStream as error:
+                if not isinstance(call.operation, GetItem):
+                    raise
+                if not self._fill(self._fills.get(call.inputs[0]), call, call):
+                    self._refused[call.outputs[0]] = call, error
+                return
+        else:
+            call, part = self._in_window(call)
+        if isinstance(call.operation, _FILLS):
+            self._fills[call.outputs[0]] = call
+        call.axes = [0 if self.signals[n].is_static else self.signals[n].axis for n in call.inputs]
+        call.output_axes = [signal.axis for signal in part.outputs]
+        self._add(part, call, call.inputs, call.outputs)
+
+    def _remove_unused(self):
+        """Removes delays that no part needs after all."""
+        needed = set(keras.tree.flatten(self.outputs))
+        for planned in reversed(self.parts):
+            if planned.call is not None or needed & {*planned.outputs}:
+                needed |= {*planned.inputs}
+        self.parts = [p for p in self.parts if p.call is not None or needed & {*p.outputs}]
+
+    def _part(self, call):
+        return make_part(call, [self.signals[n] for n in call.inputs], self._options)
+
+    def _fill(self, fill, start, call):
+        """Notes that a call returns zeros or ones for the first steps, and returns whether it does.
+
+        Args:
+            fill: The call of `zeros_like` or `ones_like`, if there is one.
+            start: The call that takes the first steps.
+            call: The later one of both.
+        """
+        steps = leading_steps(start, self.signals[start.inputs[0]])
+        if fill is None or steps is None:
+            return False
+        shape = list(call.specs[0].shape[1:])
+        shape[self.signals[start.inputs[0]].axis - 1] = steps
+        make = ops.zeros if isinstance(fill.operation, ZerosLike) else ops.ones
+        self._constants[call.outputs[0]] = lambda: make((1, *shape), call.specs[0].dtype)
+        return True
+
+    def _with_tables(self, call):
+        """Returns a call whose arguments with a row for each step are inputs."""
+        signals = [self.signals[n] for n in call.inputs]
+        for leaf, rows, tensor in tables(call, signals):
+            at, n = next(n for n in call.inputs if self.signals[n].has_time), -1 - len(self.parts)
+            self._add(Table(self.signals[at], rows, tensor), None, [at], [n])
+            call = call.with_input(leaf, n, tensor)
+        return call
+
+    def _in_window(self, call):
+        """Returns a call in a window of the stream, and its part.
+
+        From the first that joins steps on, a call gets each window as a whole.
+        """
+        signals = [self.signals[n] for n in call.inputs]
+        has_time = {signal.has_time for signal in signals if not signal.is_static}
+        lengths = {signal.length for signal in signals if signal.has_time}
+        is_joined = call.outputs[0] in self._options.joined or len(lengths) > 1
+        if len(has_time) == 1 and not is_joined and not tables(call, signals):
+            aligned = self._aligned(call)
+            try:
+                part = self._part(aligned)
+            except DoesNotStream:
+                if has_time == {False}:
+                    raise
+            else:
+                if part.keeps_windows or not part.signal.has_time:
+                    return aligned, part
+                if part.pads:
+                    raise call.refusal(
+                        "its outputs for a window alone differ from those in a longer sequence, "
+                        'whose past is not zero. Train the model with padding="valid".'
+                    )
+        inputs = [
+            self._unfolded(call, n, x) for n, x in zip(call.inputs, call.tensors, strict=True)
+        ]
+        call = self._aligned(dataclasses.replace(call, inputs=inputs))
+        return call, self._part(call)
+
+    def _unfolded(self, call, n, tensor):
+        """Returns an input of a call with each window as one sample."""
+        if not self.signals[n].has_time:
+            return n
+        if n not in self._windows:
+            self._windows[n] = number = -1 - len(self.parts)
+            self._add(unfolded(call, self.signals[n], tensor), None, [n], [number])
+        return self._windows[n]
 
     def _add(self, part, call, inputs, outputs):
         self.parts.append(Planned(part, call, inputs, outputs))
@@ -427,13 +613,14 @@ class Plan:
         signal = self.signals[n]
         if signal.offset >= offset:
             return n
-        delayed = -1 - len(self.parts)
-        self._add(Delay(signal, offset), None, [n], [delayed])
-        return delayed
+        if (n, offset) not in self._delays:
+            self._delays[n, offset] = delayed = -1 - len(self.parts)
+            self._add(Delay(signal, offset), None, [n], [delayed])
+        return self._delays[n, offset]
 
     def _aligned(self, call):
-        """Returns the inputs of a call, delayed so that they are aligned."""
-        signals = [self.signals[n] for n in call.inputs]
+        """Returns a call whose inputs are delayed so that they are aligned."""
+        signals = [self.signals[n] for n in call.inputs if not self.signals[n].is_static]
         if len({signal.period for signal in signals}) > 1:
             periods = ", ".join(str(signal.period) for signal in signals)
             raise call.refusal(
@@ -441,20 +628,69 @@ class Plan:
             )
         if len({signal.length for signal in signals}) > 1:
             self.uneven = self.uneven or call
-        offset = max(signal.offset for signal in signals)
-        return [self._delayed(n, offset) for n in call.inputs]
+        offset = max((signal.offset for signal in signals), default=0)
+        if offset < 0 and len(signals) < len(call.inputs):
+            raise call.refusal(
+                "it combines padding before the first step with an input without a time axis. Pad "
+                "right before a convolution."
+            )
+        inputs = [n if self.signals[n].is_static else self._delayed(n, offset) for n in call.inputs]
+        return dataclasses.replace(call, inputs=inputs)
 
 
-def _input_signal(graph, n, tensor, length):
-    shape = tensor.shape
-    of_tokens = takes_tokens(graph, n, tensor)
-    if len(shape) < 2 or (len(shape) == 2 and shape[1] is not None and not of_tokens):
+_FILLS = ZerosLike, OnesLike
+
+
+def _time_axes(graph, given):
+    """Returns the time axis of each input, `None` for those without one."""
+    tensors = keras.tree.flatten(graph.inputs)
+    if given is not None:
+        axes = keras.tree.flatten(given) if keras.tree.is_nested(given) else [given] * len(tensors)
+        ranks = [len(x.shape) for x in tensors]
+        if len(axes) != len(ranks) or any(
+            axis is not None and not 0 < axis % rank < rank
+            for axis, rank in zip(axes, ranks, strict=False)
+        ):
+            raise ValueError(
+                "`time_axis` must be an axis of the inputs after that of the batch, or a structure "
+                f"of such axes like the inputs. Received: time_axis={given} for inputs of shapes "
+                f"{[tuple(x.shape) for x in tensors]}"
+            )
+        return [None if a is None else a % rank for a, rank in zip(axes, ranks, strict=True)]
+    have_time = [_has_time(graph, n, x) for n, x in enumerate(tensors)]
+    if not any(have_time):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
-            "time, channels), or (batch, None) without channels. "
-            f"Received: {tensor.name} of shape {tuple(shape)}"
+            "time, channels), or (batch, None) without channels; or say where it is, as in "
+            f"to_stream(model, time_axis=1). Received: {tensors[0].name} of shape "
+            f"{tuple(tensors[0].shape)}"
         )
-    return Signal(tuple(shape[2:]), tensor.dtype, length=length)
+    return [1 if has_time else None for has_time in have_time]
+
+
+def _has_time(graph, n, tensor):
+    shape = tensor.shape
+    if len(shape) != 2:
+        return len(shape) > 2
+    return shape[1] is None or (takes_tokens(graph, n, tensor) and shape[1] > 1)
+
+
+def _input_signal(graph, tensor, axis, length, in_window):
+    shape = tensor.shape[1:] if axis is None else (*tensor.shape[1:axis], *tensor.shape[axis + 1 :])
+    if None in shape:
+        raise ValueError(
+            f"{graph.name} has an input whose steps have an unknown size: {tensor.name} of shape "
+            f"{tuple(tensor.shape)}. Build the model with the size of all axes but time."
+        )
+    return Signal(
+        tuple(shape),
+        tensor.dtype,
+        length=length,
+        has_time=axis is not None,
+        axis=axis or 1,
+        is_static=axis is None,
+        in_window=in_window,
+    )
 
 
 def flatten_inputs(x, inputs):
@@ -482,9 +718,10 @@ def takes_tokens(graph, n, tensor):
     return keras.backend.is_int_dtype(tensor.dtype) or any(map(operator.and_, embeds, reads))
 
 
-def known_length(graph):
+def known_length(graph, axes):
     """Returns the number of steps of a model's inputs, None if it is unknown."""
-    lengths = {x.shape[1] for x in keras.tree.flatten(graph.inputs) if len(x.shape) > 1} - {None}
+    tensors = zip(keras.tree.flatten(graph.inputs), axes, strict=True)
+    lengths = {x.shape[axis] for x, axis in tensors if axis is not None} - {None}
     if len(lengths) > 1:
         raise ValueError(
             f"The inputs of {graph.name} must have the same number of steps. "

@@ -149,9 +149,8 @@ class _Lowering:
             if node.is_input or any(id(t) not in self.env for t in node.input_tensors):
                 continue  # it only serves to find a shape
             self.scope = scope or self.scope
-            fill = lambda leaf: self.env[id(leaf)] if id(leaf) in self.env else leaf  # noqa: E731
-            arguments = node.arguments.args, node.arguments.kwargs
-            args, kwargs = keras.tree.map_structure(fill, (list(arguments[0]), dict(arguments[1])))
+            arguments = list(node.arguments.args), dict(node.arguments.kwargs)
+            args, kwargs = keras.tree.map_structure(self.value, arguments)
             try:
                 outputs = self.node(node, args, kwargs)
             except NotImplementedError as error:

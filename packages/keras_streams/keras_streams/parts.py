@@ -1,7 +1,7 @@
 """Streaming versions of Keras layers and operations, with their states.
 
-`to_stream` walks the graph of a model and creates a `Part` with `make_part` for each call of a
-layer or operation. The `Signal` of each tensor describes when its samples come, and how many.
+`to_stream` walks the graph of a model and creates a `Part` with `rules.make_part` for each call of
+a layer or operation. The `Signal` of each tensor describes when its samples come, and how many.
 `Part.advance` takes the samples of one step of the model's input, (batch, samples, ...), usually
 one; `Part.run` takes those of many steps.
 """
@@ -19,12 +19,9 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.ops import math as math_ops  # the classes of the operations in a graph
-from keras.src.ops import nn as nn_ops
-from keras.src.ops import numpy as numpy_ops
 
 from keras_streams.graph import Call
-from keras_streams.protocol import at_least_float32, has_protocol
+from keras_streams.protocol import at_least_float32
 from keras_streams.types import Tensor
 
 
@@ -42,6 +39,11 @@ class Signal:
         length: Number of samples in the model's whole sequence, `None` if unknown.
         has_time: Whether the tensor has a time axis. If not, sample n is the tensor of a sequence
             that ends with it.
+        axis: The time axis in the model. Samples have it on axis 1.
+        is_static: Whether the tensor depends on inputs without a time axis only: all samples are
+            equal.
+        in_window: Whether the sequence is a window of the stream, so that sample n without a time
+            axis belongs to the window that starts with sample n.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +53,9 @@ class Signal:
     back: Fraction | None = Fraction(0)
     length: int | None = None
     has_time: bool = True
+    axis: int = 1
+    is_static: bool = False
+    in_window: bool = False
 
     @property
     def block(self) -> int:
@@ -76,14 +81,14 @@ class Signal:
         return (self.before(end) - self.before(begin)) * self.block
 
 
-def _sample(spec, has_time):
-    return {"shape": tuple(spec.shape[1 + has_time :]), "dtype": spec.dtype}
-
-
-def _output(call, signal, **changes):
-    """Returns the first output of a call, at the steps of an input."""
-    has_time = changes.get("has_time", signal.has_time)
-    return dataclasses.replace(signal, **_sample(call.specs[0], has_time), **changes)
+def _output(call, signal, n=0, **changes):
+    """Returns an output of a call, at the steps of an input."""
+    spec = call.specs[n]
+    output = dataclasses.replace(signal, dtype=spec.dtype, **changes)
+    shape = list(spec.shape[1:])
+    if output.has_time:
+        del shape[output.axis - 1]
+    return dataclasses.replace(output, shape=tuple(shape))
 
 
 _LARGEST_COUNT = 2**30  # of steps, in a running mean
@@ -100,14 +105,19 @@ class Options:
     """The options of `to_stream`.
 
     Attributes:
+        time_axis: The time axis of the model's inputs, or their time axes, `None` for an input
+            without one. `None` finds out.
         window: Number of last steps of which each output is the model's output, or `None`.
         ignore_masks: Whether layers that mask steps are taken as if they masked none.
         max_context: Number of steps that causal attention keeps, or `None`.
+        joined: Outputs of calls that get each window as a whole.
     """
 
+    time_axis: Any = None
     window: int | None = None
     ignore_masks: bool = False
     max_context: int | None = None
+    joined: frozenset[int] = frozenset()
 
 
 def select(is_active: Any, new: Any, old: Any) -> Any:
@@ -134,11 +144,17 @@ class Part:
         outputs: List of the `Signal`s of the outputs.
         keeps: Whether it has a state.
         keeps_windows: Whether the outputs for a part of a sequence are a part of the outputs.
+        pads: Whether an output depends on padding before the first sample.
+        fewest, most: Numbers of samples without which the operation has no output, and after which
+            it has no more, `None` for ever.
         difference: Error text for a stream that differs from the model.
     """
 
     keeps = False
     keeps_windows = False
+    pads = False
+    fewest = 1
+    most: int | None = None
     difference = (
         "its stream differs from it. Use a layer of Keras, or one that follows "
         "keras_streams.StreamingMixin."
@@ -198,39 +214,66 @@ class Pointwise(Part):
     keeps_windows = True
 
     def __init__(self, call: Call, signals: list[Signal]):
-        signal = dataclasses.replace(signals[0], back=_largest([s.back for s in signals]))
-        has_time = signal.has_time
-        outputs = [dataclasses.replace(signal, **_sample(spec, has_time)) for spec in call.specs]
-        super().__init__(signal, outputs)
-        self._call, self._has_time = call, has_time
+        moving = [s for s in signals if not s.is_static] or signals
+        signal = dataclasses.replace(moving[0], back=_largest([s.back for s in moving]))
+        places = range(len(call.specs))
+        axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
+        super().__init__(
+            signal, [_output(call, signal, n, axis=axis) for n, axis in enumerate(axes)]
+        )
+        self._call, self._is_static = call, [s.is_static for s in signals]
         if isinstance(call.operation, keras.Model):
             self.difference = (
                 "its output at one step depends on other steps, and its `call` cannot be traced "
                 "with symbolic tensors. Build a functional model: keras.Model(inputs, outputs)."
             )
-        elif has_time:
-            self._check_time()
-
-    def _check_time(self):
-        leaves = keras.tree.flatten(self._call.arguments)
-        times = {x.shape[1] for x in leaves if isinstance(x, keras.KerasTensor)}
-        for spec in self._call.specs:
-            if len(spec.shape) < 2 or spec.shape[1] not in (None, *times):
-                raise self._call.refusal(
-                    f"its output of shape {tuple(spec.shape)} depends on other steps: it has "
-                    "another time axis than its input, or none. To pool all steps, use "
-                    "keras.layers.GlobalAveragePooling1D or GlobalMaxPooling1D."
-                )
 
     difference = (
         "its output at one step depends on other steps. Use a layer that treats each step "
-        f"separately, or {_CAUSAL}."
+        'separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
+        "keras.layers.LSTM, or one that follows keras_streams.StreamingMixin."
     )
 
     def run(self, xs, state, begin=0, end=None):
-        if not self._has_time:
-            return at_each(self._call, xs), state
-        return self._call(xs), state
+        if self.signal.has_time:
+            return self._call(xs), state
+        samples = ops.shape(xs[self._is_static.index(self.signal.is_static)])[1]
+        pairs = zip(xs, self._is_static, strict=True)
+        if not self.signal.is_static:
+            xs = [ops.repeat(x[:, :1], samples, axis=1) if same else x for x, same in pairs]
+        return at_each(self._call, xs), state
+
+
+_LONG = 1009  # steps, a size that no other axis has
+
+
+def _time_axis(call, signals, n):
+    """Returns the time axis of an output of an operation that treats each step separately."""
+    shape = call.specs[n].shape
+    inputs = [(x, s.axis) for x, s in zip(call.tensors, signals, strict=True) if not s.is_static]
+    sizes = {None, *(x.shape[axis] for x, axis in inputs)}
+    found = [axis for axis in range(1, len(shape)) if shape[axis] in sizes]
+    if not found:
+        raise call.refusal(
+            f"its output of shape {tuple(shape)} depends on other steps: it has another time axis "
+            "than its input, or none. To pool all steps, use keras.layers.GlobalAveragePooling1D "
+            "or GlobalMaxPooling1D."
+        )
+    return found[0] if len(found) == 1 else _axis_of_length(call, inputs, n)
+
+
+def _axis_of_length(call, inputs, n):
+    """Returns the axis of an output that changes with the number of steps."""
+    longer = {
+        id(x): keras.KerasTensor((*x.shape[:axis], _LONG, *x.shape[axis + 1 :]), x.dtype)
+        for x, axis in inputs
+    }
+    arguments = keras.tree.map_structure(lambda x: longer.get(id(x), x), call.arguments)
+    try:
+        specs = call.operation.compute_output_spec(*arguments[0], **arguments[1])
+        return keras.tree.flatten(specs)[n].shape.index(_LONG)
+    except Exception:  # whatever an operation raises that takes no other length
+        return inputs[0][1]
 
 
 def _largest(backs):
@@ -241,27 +284,75 @@ def _largest(backs):
 def at_each(call: Call, xs: list[Tensor]) -> list[Tensor]:
     """Returns the outputs (batch, samples, ...) of an operation without a time axis."""
     if xs[0].shape[1] == 1:
-        return [y[:, None] for y in call([x[:, 0] for x in xs])]
+        return [y[:, None] for y in call.of_model([x[:, 0] for x in xs])]
     samples = ops.shape(xs[0])[1]
     folded = [ops.reshape(x, (-1, *x.shape[2:])) for x in xs]
-    return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in call(folded)]
+    return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in call.of_model(folded)]
 
 
-class Reshape(Part):
-    """`Reshape` of each step."""
+class Each(Part):
+    """A function of each sample.
+
+    Args:
+        signal: The input.
+        function: Function from samples (batch, samples, ...) to those of an output, or to a list.
+        outputs: The outputs.
+    """
 
     keeps_windows = True
 
-    def __init__(self, call: Call, signal: Signal):
-        super().__init__(signal, [_output(call, signal)])
-        if math.prod(signal.shape) != math.prod(self.outputs[0].shape):
-            raise call.refusal(
-                "it mixes the time axis with other axes. Reshape each step separately: "
-                f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
-            )
+    def __init__(self, signal: Signal, function: Callable[[Tensor], Any], *outputs: Signal):
+        super().__init__(signal, list(outputs))
+        self.function = function
 
     def run(self, xs, state, begin=0, end=None):
-        return [ops.reshape(xs[0], (-1, ops.shape(xs[0])[1], *self.outputs[0].shape))], state
+        return keras.tree.flatten(self.function(xs[0])), state
+
+
+class Constant(Part):
+    """A value without a time axis as a value of each step."""
+
+    def __init__(self, call: Call, signal: Signal):
+        super().__init__(signal, [_output(call, signal, has_time=True, is_static=False, axis=1)])
+        self._call = call
+
+    def run(self, xs, state, begin=0, end=None):
+        (y,) = self._call.of_model([xs[0][:, 0]])
+        return [ops.repeat(y[:, :1], ops.shape(xs[0])[1], axis=1)], state
+
+
+class Table(Part):
+    """The rows of a tensor that depends on weights alone, one for each sample of a signal.
+
+    Samples after the last row are NaN.
+
+    Args:
+        signal: The signal.
+        rows: Function that returns the rows (rows, ...).
+        tensor: The symbolic tensor (1, ...), with the rows on the signal's time axis.
+    """
+
+    keeps = True
+
+    def __init__(self, signal: Signal, rows: Callable[[], Tensor], tensor: keras.KerasTensor):
+        shape = list(tensor.shape[1:])
+        self._rows, self.most = rows, shape.pop(signal.axis - 1)
+        output = dataclasses.replace(
+            signal, shape=tuple(shape), dtype=tensor.dtype, back=Fraction(0)
+        )
+        super().__init__(signal, [output])
+
+    def initial_state(self, batch_size: int) -> Any:
+        return ops.zeros((batch_size, 1), dtype="float32")
+
+    def run(self, xs, state, begin=0, end=None):
+        rows, samples = self._rows(), ops.shape(xs[0])[1]
+        at = state + ops.cast(ops.arange(samples), "float32")
+        y = ops.take(rows, ops.cast(ops.minimum(at, self.most - 1.0), "int32"), axis=0)
+        is_row = ops.reshape(at < self.most, (-1, samples, *[1] * (len(rows.shape) - 1)))
+        y = ops.where(is_row, y, ops.convert_to_tensor(math.nan, y.dtype))
+        after = ops.minimum(state + ops.cast(samples, "float32"), float(self.most))
+        return [y], after
 
 
 class Window(Part):
@@ -282,6 +373,8 @@ class Window(Part):
         padding: Value of the samples before the first one.
         dtype: Dtype of the windows.
         has_time: Whether the output has a time axis.
+        axis: Time axis of the output in the model, `None` for that of the input.
+        sample: Shape of an output sample, `None` for that of the call.
     """
 
     def __init__(
@@ -298,6 +391,8 @@ class Window(Part):
         padding: float = 0.0,
         dtype: str | None = None,
         has_time: bool = True,
+        axis: int | None = None,
+        sample: Sequence[int] | None = None,
     ):
         self.function = function
         self.taps, self.dilation, self._stride = taps, dilation, stride
@@ -314,7 +409,6 @@ class Window(Part):
                 "strides that divide, or are divided by, the size of the preceding UpSampling1D."
             )
         first = newest - block * steps  # in the block, the newest sample of the first window
-        self.span = span
         self._past = max(span - 1 - first, 0)
         self._start = max(first - (span - 1), 0)
         self.keeps = self._past > 0
@@ -326,8 +420,12 @@ class Window(Part):
             back=None if signal.back is None else signal.back + signal.period * left,
             length=length,
             has_time=has_time,
+            axis=(signal.axis if axis is None else axis) if has_time else 1,
         )
+        if sample is not None:
+            output = dataclasses.replace(output, shape=tuple(sample))
         super().__init__(signal, [output])
+        self.pads = left > 0
         if length is not None and signal.length is not None:
             reads = (length - 1) * stride + span - left
             self.keeps_windows = left <= 0 and reads <= signal.length
@@ -341,7 +439,7 @@ class Window(Part):
         come = self.signal
         if output.offset < come.offset:  # padding comes before the first sample
             come = dataclasses.replace(come, offset=output.offset)
-            padding = come.count(begin, self.signal.offset)
+            padding = come.count(begin, max(begin, self.signal.offset))
             shape = (ops.shape(x)[0], padding, *self.signal.shape)
             x = ops.concatenate([ops.full(shape, self.padding, dtype=self._dtype), x], axis=1)
             x = x[:, : come.count(begin, end)]
@@ -374,32 +472,6 @@ class Window(Part):
         return [y], select(is_active, seen[:, samples:], state) if self.keeps else state
 
 
-class AveragePool(Window):
-    """Average pooling, which does not count padding."""
-
-    def __init__(
-        self, call: Call, signal: Signal, sums: Callable[[Tensor], Tensor], **options: Any
-    ):
-        *space, channels = signal.shape
-        counted = dataclasses.replace(signal, shape=(*space, channels + 1))
-
-        def mean(windows):
-            total = sums(windows)
-            return total[..., :channels] / total[..., channels:]
-
-        super().__init__(call, counted, mean, **options)
-
-    def run(self, xs, state, begin=0, end=None):
-        return super().run(_counted(xs), state, begin, end)
-
-    def advance(self, xs, state, active):
-        return super().advance(_counted(xs), state, active)
-
-
-def _counted(xs):
-    return [ops.concatenate([xs[0], ops.ones_like(xs[0][..., :1])], axis=-1)]
-
-
 class Delay(Part):
     """Delays the samples of a signal, to align them with another signal."""
 
@@ -407,9 +479,9 @@ class Delay(Part):
 
     def __init__(self, signal: Signal, offset: int):
         super().__init__(signal, [dataclasses.replace(signal, offset=offset)])
-        self.lag, between = divmod(offset - signal.offset, signal.pause)
+        lag, between = divmod(offset - signal.offset, signal.pause)
         self._holds = between > 0  # the newest sample came some steps ago
-        self._past = (self.lag + self._holds) * signal.block
+        self._past = (lag + self._holds) * signal.block
 
     def initial_state(self, batch_size: int) -> Any:
         shape = (batch_size, self._past, *self.signal.shape)
@@ -430,58 +502,94 @@ class Delay(Part):
         return [past[:, :1] if self._holds else seen[:, :samples]], past
 
 
-class UpSample(Part):
-    """Repeats each sample `size` times, or follows it with zeros."""
+class Split(Part):
+    """Makes several samples of each, which follow one another.
 
-    def __init__(self, call: Call, signal: Signal, size: int, *, zeros: bool = False):
+    Args:
+        call: The call.
+        signal: The input.
+        output: The output, at the steps of the input.
+        size: Number of samples that one becomes.
+        function: Function from samples (batch, samples, ...) to (batch, samples, size, ...).
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        signal: Signal,
+        output: Signal,
+        size: int,
+        function: Callable[[Tensor], Tensor],
+    ):
         period = signal.period / size
         if 1 not in (period.numerator, period.denominator):
             raise call.refusal(
                 f"it makes {size} samples from one that comes every {signal.period} steps. Choose "
                 "a size that divides the preceding strides, or is divided by them."
             )
-        length = None if signal.length is None else signal.length * size
         back = None if signal.back is None else signal.back + signal.pause - 1
-        output = dataclasses.replace(signal, period=period, back=back, length=length)
+        length = None if signal.length is None else signal.length * size
+        output = dataclasses.replace(output, period=period, back=back, length=length)
         super().__init__(signal, [output])
-        self.zeros = zeros
-        # Number of samples that each sample becomes per step.
-        self._times = size if signal.period < 1 else self.outputs[0].block
-        # Number of steps with outputs for each step with inputs.
-        self._turns = signal.pause // output.pause
-        self.keeps = self._turns > 1 and not zeros
+        self._size, self._function = size, function
+        turns = signal.pause // output.pause  # steps with outputs for each with inputs
+        self._waiting = size - size // turns  # samples after the first turn
+        self.keeps = turns > 1
 
     def initial_state(self, batch_size: int) -> Any:
-        return ops.zeros((batch_size, 1, *self.signal.shape), dtype=self.signal.dtype)
+        (output,) = self.outputs
+        return ops.zeros((batch_size, self._waiting, *output.shape), dtype=output.dtype)
 
     def run(self, xs, state, begin=0, end=None):
-        (x,), (output,) = xs, self.outputs
-        turns = self._turns
-        if turns > 1:
-            at = output.before(begin) + ops.arange(output.count(begin, end) // output.block)
-            nothing = ops.zeros((ops.shape(x)[0], 1, *self.signal.shape), x.dtype)
-            seen = ops.concatenate([nothing if self.zeros else state, x], axis=1)
-            source = at // turns - self.signal.before(begin) + 1
-            if self.zeros:
-                source = ops.where(at % turns == 0, source, 0)
-            x, last = ops.take(seen, source, axis=1), seen[:, ops.shape(seen)[1] - 1 :]
-        return [self._spread(x)], last if self.keeps else state
+        y, (output,) = self._function(xs[0]), self.outputs
+        y = ops.reshape(y, (-1, ops.shape(xs[0])[1] * self._size, *output.shape))
+        if not self.keeps:
+            return [y], state
+        waiting = self.signal.count(0, begin) * self._size - output.count(0, begin)
+        seen = ops.concatenate([state[:, :waiting], y, ops.zeros_like(state)], axis=1)
+        count = output.count(begin, end)
+        return [seen[:, :count]], seen[:, count : count + self._waiting]
 
     def advance(self, xs, state, active):
-        (x,), is_active = xs, active(self.signal)
-        if self.zeros:
-            return [self._spread(select(is_active, x, ops.zeros_like(x)))], state
-        x = select(is_active, x, state) if self.keeps else x
-        return [self._spread(x)], x if self.keeps else state
+        if not self.keeps:
+            return self.run(xs, state)
+        new, now = self._function(xs[0])[:, 0], self._size - self._waiting
+        seen = ops.concatenate([state, ops.zeros_like(new[:, :now])], axis=1)
+        seen = select(active(self.signal), new, seen)
+        return [seen[:, :now]], select(active(self.outputs[0]), seen[:, now:], state)
 
-    def _spread(self, x):
-        """Returns the samples of each step, made of one for each input."""
-        if self._times == 1:
-            return x
-        if not self.zeros:
-            return ops.repeat(x, self._times, axis=1)
-        y = ops.stack([x, *[ops.zeros_like(x)] * (self._times - 1)], axis=2)
-        return ops.reshape(y, (-1, ops.shape(x)[1] * self._times, *self.signal.shape))
+
+class Frames(Part):
+    """Frames of a sequence that is mirrored before its first sample.
+
+    Args:
+        signal: Windows (..., taps) of `2 * pad + 1` samples or more, the first of which has `pad`
+            samples of padding.
+        pad: Number of mirrored samples.
+        stride: Number of samples from one window to the next.
+        size: Number of samples of a frame.
+    """
+
+    def __init__(self, signal: Signal, pad: int, stride: int, size: int):
+        output = dataclasses.replace(signal, shape=(*signal.shape[:-1], size))
+        super().__init__(signal, [output])
+        starts = range(-pad, 0, stride)  # of the frames with mirrored samples
+        self._places = [np.abs(start + np.arange(size)) - start for start in starts]
+        self._size, self.keeps, self.pads = size, bool(self._places), pad > 0
+
+    def initial_state(self, batch_size: int) -> Any:
+        return ops.zeros((batch_size, 1), dtype="float32")
+
+    def run(self, xs, state, begin=0, end=None):
+        (x,), ones = xs, [1] * len(self.signal.shape)
+        y = x[..., : self._size]
+        if not self.keeps:
+            return [y], state
+        number = state + ops.cast(ops.arange(ops.shape(x)[1]), "float32")
+        for n, places in enumerate(self._places):
+            is_mirrored = ops.reshape(ops.equal(number, n), (-1, ops.shape(x)[1], *ones))
+            y = ops.where(is_mirrored, ops.take(x, places, axis=-1), y)
+        return [y], ops.minimum(number[:, -1:] + 1.0, float(len(self._places)))
 
 
 class Chain(Part):
@@ -491,6 +599,8 @@ class Chain(Part):
         super().__init__(parts[0].signal, parts[-1].outputs)
         self.parts = parts
         self.keeps = any(part.keeps for part in parts)
+        self.keeps_windows = all(part.keeps_windows for part in parts)
+        self.pads = any(part.pads for part in parts)
 
     def initial_state(self, batch_size: int) -> Any:
         return [part.initial_state(batch_size) for part in self.parts if part.keeps]
@@ -516,7 +626,13 @@ class Ending(Part):
     def __init__(self, call: Call, signal: Signal, back: Fraction | None = None):
         # The last of the samples that come with a step.
         output = _output(
-            call, signal, period=Fraction(signal.pause), back=back, length=None, has_time=False
+            call,
+            signal,
+            period=Fraction(signal.pause),
+            back=back,
+            length=None,
+            has_time=False,
+            axis=1,
         )
         super().__init__(signal, [output])
 
@@ -524,17 +640,6 @@ class Ending(Part):
         """Returns the last sample of each step."""
         block = self.signal.block
         return y[:, block - 1 :: block] if block > 1 else y
-
-
-class Last(Ending):
-    """`x[:, -1]`."""
-
-    def __init__(self, call: Call, signal: Signal, function: Callable[[Tensor], Tensor]):
-        super().__init__(call, signal, signal.back)
-        self.function = function
-
-    def run(self, xs, state, begin=0, end=None):
-        return [self.function(self.last(xs[0]))], state
 
 
 class RunningMean(Ending):
@@ -605,6 +710,70 @@ class RunningMax(Ending):
         return [y], [largest[:, -1], ops.ones_like(seen)]
 
 
+class Sliding(Part):
+    """The sum or extremum of the last samples, of a fixed number.
+
+    Each step takes the sums of 2, 4, 8, ... samples, the sum of 2 n being that of the last n plus
+    that of the n before. The sum of the window is made of those in its number's binary digits. It
+    has no running difference, whose rounding errors would add up.
+
+    Args:
+        call: The call.
+        signal: The input, of which `length` is the number of samples of a window.
+        function: Sum or extremum of two tensors.
+        scale: Factor of the result.
+    """
+
+    keeps_windows = True
+
+    def __init__(self, call: Call, signal: Signal, function: Callable, scale: float = 1.0):
+        assert signal.length is not None
+        self._function, self._count, self._scale = function, signal.length, scale
+        output = _output(
+            call,
+            signal,
+            offset=signal.offset + (signal.length - 1) * signal.pause,
+            back=None if signal.back is None else signal.back + signal.period * (signal.length - 1),
+            length=None,
+            has_time=False,
+            axis=1,
+        )
+        super().__init__(signal, [output])
+        self.keeps = self._count > 1
+        largest = self._count.bit_length() - 1
+        self._rows = [2**k for k in range(largest)] + [self._count - 2**largest]
+
+    def initial_state(self, batch_size: int) -> Any:
+        signal = self.signal
+        return [ops.zeros((batch_size, n, *signal.shape), signal.dtype) for n in self._rows if n]
+
+    def run(self, xs, state, begin=0, end=None):
+        y, after = self._slide(xs[0], state)
+        count = self.outputs[0].count(begin, end)
+        return [y[:, ops.shape(y)[1] - count :]], after
+
+    def advance(self, xs, state, active):
+        y, after = self._slide(xs[0], state)
+        return [y], select(active(self.signal), after, state) if self.keeps else state
+
+    def _slide(self, x, state):
+        """Returns the results (batch, samples, ...) of the windows that end with each sample."""
+        samples, states, after = ops.shape(x)[1], iter(state or []), []
+        total, lag = None, 0
+        for k, rows in enumerate(self._rows):
+            seen = ops.concatenate([next(states), x], axis=1) if rows else x
+            if self._count >> k & 1:
+                part = seen[:, rows - lag : rows - lag + samples]
+                total = part if total is None else self._function(part, total)
+                lag += 2**k
+            if rows:
+                after.append(seen[:, samples:])
+            if k + 1 < len(self._rows):
+                x = self._function(seen[:, :samples], x)
+        y = total if self._scale == 1.0 else total * self._scale
+        return ops.reshape(y, (-1, samples, *self.outputs[0].shape)), after
+
+
 class Recurrent(Ending):
     """A recurrent layer of Keras."""
 
@@ -612,15 +781,11 @@ class Recurrent(Ending):
 
     def __init__(self, call: Call, signal: Signal):
         super().__init__(call, signal)
-        layer = call.operation
-        if layer.return_sequences:
+        self._layer, ending = call.operation, self.outputs[0]
+        if self._layer.return_sequences:
             self.outputs = [_output(call, signal, back=None)]
-        ending = dataclasses.replace(
-            signal, period=Fraction(signal.pause), back=None, length=None, has_time=False
-        )
-        for spec in call.specs[1:]:
-            self.outputs.append(dataclasses.replace(ending, **_sample(spec, has_time=False)))
-        self._layer = layer
+        self.outputs += [_output(call, ending, n) for n in range(1, len(call.specs))]
+        self._is_given = len(call.inputs) > 1  # the initial state
 
     @functools.cached_property
     def _whole(self):
@@ -636,12 +801,18 @@ class Recurrent(Ending):
         return whole
 
     def initial_state(self, batch_size: int) -> Any:
-        return keras.tree.flatten(self._layer.get_initial_state(batch_size))
+        states = keras.tree.flatten(self._layer.get_initial_state(batch_size))
+        return [*states, ops.zeros((batch_size, 1), "float32")] if self._is_given else states
 
     def run(self, xs, state, begin=0, end=None):
+        x, *given = xs
+        if given:
+            *state, is_started = state
+            given = [ops.cast(s[:, 0], own.dtype) for s, own in zip(given, state, strict=True)]
+            state = select(is_started > 0, state, given)
         # Keras' convolutional cell does not say that it has two states.
         sizes = [-1, -1] if self._layer.state_size == [-1] else self._layer.state_size
-        (x,), states = xs, take(sizes, iter(state))
+        states = take(sizes, iter(state))
         with without_dropout([self._layer.cell]):
             if x.shape[1] == 1:
                 y, new = cell_step(self._layer.cell, x[:, 0], states)
@@ -656,7 +827,7 @@ class Recurrent(Ending):
             y = self.last(y)
         ys = [y, *map(self.last, after[: len(self.outputs) - 1])]
         ys = [ops.cast(y, output.dtype) for y, output in zip(ys, self.outputs, strict=True)]
-        return ys, new
+        return ys, [*new, ops.ones_like(is_started)] if given else new
 
 
 class _WithStates(keras.layers.Layer):
@@ -675,15 +846,20 @@ class _WithStates(keras.layers.Layer):
 class CausalAttention(Part):
     """`MultiHeadAttention` with a causal mask.
 
-    Without a sliding window it attends to all past steps, and has no more outputs once there are
-    more of them than it keeps.
+    Args:
+        call: The call.
+        signal: The input.
+        context: Number of steps that it keeps.
+        is_window: Whether it attends to a sliding window. If not, it attends to all past steps, and
+            has no more outputs once there are more of them than it keeps.
     """
 
     keeps = True
 
-    def __init__(self, call: Call, signal: Signal, context: int):
+    def __init__(self, call: Call, signal: Signal, context: int, is_window: bool):
         super().__init__(signal, [_output(call, signal, back=None)])
         self._layer, self._context = call.operation, context
+        self.most = None if is_window else context
 
     def initial_state(self, batch_size: int) -> Any:
         layer, dtype = self._layer, self._layer.compute_dtype
@@ -707,7 +883,7 @@ class CausalAttention(Part):
         if layer._use_gate:
             y = y * layer._gate_dense(x)
         y = layer._output_dense(y)
-        if layer._sliding_window is None:
+        if self.most is not None:
             y = ops.where((at < context)[:, :, None], y, ops.convert_to_tensor(math.nan, y.dtype))
         return [y], [
             keys[:, steps:],
@@ -803,595 +979,3 @@ def _dropout_cells(cell):
 
 
 _DROPOUT_CELLS = keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell
-
-
-# From calls to parts
-
-
-_MAKERS: dict[type, Callable[[Call, Signal], Part]] = {}
-
-
-def _streams(*classes):
-    """Registers a function (call, signal) that makes the parts for these classes."""
-
-    def register(maker):
-        _MAKERS.update(dict.fromkeys(classes, maker))
-        return maker
-
-    return register
-
-
-# Layers that cannot stream over time, and why.
-_REFUSED = {
-    keras.layers.Bidirectional: (
-        "one of its layers reads the sequence from its end. Use a forward layer with the units of "
-        "both, such as keras.layers.LSTM."
-    ),
-    keras.layers.GroupQueryAttention: f"it attends to all steps. Use {_CAUSAL}.",
-    keras.layers.Attention: f"it attends to all steps. Use {_CAUSAL}.",
-    keras.layers.AdditiveAttention: f"it attends to all steps. Use {_CAUSAL}.",
-    keras.layers.Flatten: (
-        "it joins all steps. If the model was trained on windows, pass their length, as in "
-        "to_stream(model, window=128); or use GlobalAveragePooling1D or a recurrent layer with "
-        "return_sequences=False."
-    ),
-}
-
-
-def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
-    """Returns the part for a call of a Keras layer or operation.
-
-    Args:
-        call: The call.
-        signals: Its inputs, at the same steps.
-        options: Those of the stream.
-
-    Raises:
-        ValueError: If the call is not supported.
-    """
-    operation, (signal, *others) = call.operation, signals
-    if call.arguments[1].get("training"):
-        raise call.refusal("it is called with training=True, but streaming is inference.")
-    masks = getattr(operation, "mask_zero", False) or isinstance(operation, keras.layers.Masking)
-    if masks and not options.ignore_masks:
-        raise call.refusal(
-            "a stream has no masked steps. If it never gets padding, pass ignore_masks=True."
-        )
-    if options.window and signal.has_time:
-        if not others and _ends_time(call, signal):
-            return whole_window(call, signal)
-        part = make_part(call, signals, dataclasses.replace(options, window=None))
-        if not part.keeps_windows:
-            raise call.refusal(
-                "its outputs for a window alone differ from those in a longer sequence, whose past "
-                'is not zero. Train the model with padding="valid", and with layers before the '
-                "pooling that start from no state."
-            )
-        return part
-    if signal.has_time:
-        if isinstance(operation, keras.layers.MultiHeadAttention):
-            return _attention(call, signal, options)
-        kinds = type(operation).__mro__
-        for kind in kinds:
-            if kind in _REFUSED:
-                raise call.refusal(_REFUSED[kind])
-        if getattr(operation, "data_format", None) == "channels_first":
-            raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
-        makers: list[Callable] = [Protocol] if has_protocol(operation) else []
-        makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
-        if makers and (others or (isinstance(operation, keras.Layer) and len(call.given) > 1)):
-            raise call.refusal(
-                "a stream has no masked steps and starts from the layer's own initial state. Call "
-                "it with its inputs only, without `mask`, `initial_state` or `condition`."
-            )
-        if makers:
-            return makers[0](call, signal)
-    if len({signal.has_time for signal in signals}) == 2:
-        raise call.refusal(
-            "it combines each step with a value computed from all steps, including later ones. "
-            f"Use {_CAUSAL} for that value as well."
-        )
-    return Pointwise(call, signals)
-
-
-def _attention(call, signal, options):
-    layer, (_, named) = call.operation, call.arguments
-    others = {**named, "use_causal_mask": None}
-    if not named.get("use_causal_mask") or any(x not in (None, False) for x in others.values()):
-        raise call.refusal(
-            "it attends to all steps. Train it with causal attention, layer(x, x, "
-            f"use_causal_mask=True), or use {_CAUSAL}."
-        )
-    if len(set(call.inputs)) > 1 or len(signal.shape) > 1:
-        raise call.refusal("it attends to another sequence than its own: layer(x, x).")
-    context = layer._sliding_window or options.max_context
-    if context is None:
-        raise call.refusal(
-            "it attends to all past steps. Pass the largest number of steps of a stream, as in "
-            "to_stream(model, max_context=512)."
-        )
-    return CausalAttention(call, signal, context)
-
-
-def _ends_time(call, signal):
-    """Returns whether an operation makes one output of a whole sequence."""
-    operation, layers = call.operation, keras.layers
-    if isinstance(operation, (layers.RNN, layers.Bidirectional)):
-        return not operation.return_sequences
-    if isinstance(operation, numpy_ops.GetItem):
-        key = _key(call, signal)
-        return len(key) > 1 and isinstance(key[1], int)
-    if isinstance(operation, (layers.Flatten, *_GLOBAL_POOLING)):
-        return True
-    shape = call.specs[0].shape
-    is_known = has_protocol(operation) or any(kind in _MAKERS for kind in type(operation).__mro__)
-    return not is_known and (len(shape) < 2 or shape[1] not in (None, signal.length))
-
-
-_GLOBAL_POOLING = (
-    *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalMaxPooling1D),
-    *(keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D),
-)
-
-
-def whole_window(call: Call, signal: Signal) -> "Window":
-    """Returns the part of an operation that gets all samples of a window."""
-    if signal.length is None or signal.block > 1:
-        raise call.refusal("it has several samples for each step of the window.")
-    function = _of_each_window(call, signal, signal.length, call.specs[0].shape[1:])
-    return Window(call, signal, function, taps=signal.length, has_time=False)
-
-
-def _of_each_window(call, signal, taps, shape):
-    """Returns the function that calls an operation for each window."""
-
-    def function(windows):
-        samples = ops.shape(windows)[1]
-        (y,) = call([ops.reshape(windows, (-1, taps, *signal.shape))])
-        return ops.reshape(y, (-1, samples, *shape))
-
-    return function
-
-
-def windowed_length(
-    length: int | None, span: int, stride: int, padding: str
-) -> tuple[int, int | None]:
-    """Returns the padding before the first sample, and the number of outputs.
-
-    With `padding="same"` and strides, Keras' padding depends on the length. An unknown length
-    is assumed to be a multiple of the strides.
-    """
-    if padding == "valid":
-        return 0, None if length is None else (length - span) // stride + 1
-    outputs = None if length is None else -(-length // stride)
-    if padding == "causal":
-        return span - 1, outputs
-    last = 0 if length is None else length % stride
-    return max(span - (last or stride), 0) // 2, outputs
-
-
-# Windows of time, and of the axes between time and channels: the axes of an image, or none
-
-
-def _neighbors(size, taps, stride, dilation, padding):
-    """Returns the places (outputs, taps) that a window reads on an axis, `size` for padding."""
-    left, outputs = windowed_length(size, (taps - 1) * dilation + 1, stride, padding)
-    at = stride * np.arange(outputs)[:, None] - left + dilation * np.arange(taps)
-    return np.where((at >= 0) & (at < size), at, size)
-
-
-def _patches(windows: Tensor, axes: Sequence[np.ndarray], padding: float = 0.0) -> Tensor:
-    """Returns patches (batch, samples, *outputs, taps, channels) of windows.
-
-    Args:
-        windows: Tensor (batch, samples, taps, ..., channels).
-        axes: The places that are read on each axis between taps and channels, as of `_neighbors`.
-        padding: Value of the padding.
-    """
-    for n, places in enumerate(axes):
-        axis = 3 + 2 * n  # each of those before has become two
-        if np.any(places == windows.shape[axis]):
-            shape = [
-                ops.shape(windows)[i] if i < 2 else windows.shape[i] for i in range(windows.ndim)
-            ]
-            shape[axis] = 1
-            edge = ops.full(shape, padding, dtype=windows.dtype)
-            windows = ops.concatenate([windows, edge], axis=axis)
-        windows = ops.take(windows, places, axis=axis)
-    if not axes:
-        return windows
-    outputs, taps = range(3, 3 + 2 * len(axes), 2), range(4, 4 + 2 * len(axes), 2)
-    patches = ops.transpose(windows, (0, 1, *outputs, 2, *taps, 3 + 2 * len(axes)))
-    sizes = [len(places) for places in axes]
-    return ops.reshape(
-        patches, (-1, ops.shape(patches)[1], *sizes, _size(patches), windows.shape[-1])
-    )
-
-
-def _size(patches):
-    return math.prod(patches.shape[2 + (patches.ndim - 4) // 2 : -1])
-
-
-def _axes(layer, signal, sizes):
-    """Returns what a layer reads on the axes between time and channels."""
-    strides, dilations = _strides(layer, sizes)
-    options = zip(signal.shape[:-1], sizes[1:], strides[1:], dilations[1:], strict=True)
-    return [_neighbors(*numbers, layer.padding) for numbers in options]
-
-
-def _strides(layer, sizes):
-    """Returns the strides and the dilation rates of each axis."""
-    numbers = [layer.strides or sizes, getattr(layer, "dilation_rate", 1)]
-    lists = [keras.tree.flatten(each) for each in numbers]
-    return [each * len(sizes) if len(each) == 1 else each for each in lists]
-
-
-def _window(call, signal, function, sizes, kind=Window, **options):
-    """Returns the part of a layer with windows of `sizes`, the first of them along time."""
-    layer = call.operation
-    if len(sizes) != len(signal.shape):
-        raise call.refusal(
-            f"its time axis is not the first axis after the batch: its steps have the shape "
-            f"{signal.shape}."
-        )
-    strides, (dilation, *_) = _strides(layer, sizes)
-    span = (sizes[0] - 1) * dilation + 1
-    left, length = windowed_length(signal.length, span, strides[0], layer.padding)
-    options |= {"taps": sizes[0], "stride": strides[0], "dilation": dilation, "left": left}
-    return kind(call, signal, function, length=length, **options)
-
-
-def _convolution(call, signal, function):
-    """Returns a convolution; `function` takes patches, and a cast to the compute dtype."""
-    layer = call.operation
-    sizes = keras.tree.flatten(layer.kernel_size)
-    axes = _axes(layer, signal, sizes)
-
-    def output(windows):
-        y = function(_patches(windows, axes), lambda kernel: _flat(kernel, layer))
-        return _activated(layer, y)
-
-    return _window(call, signal, output, sizes, dtype=layer.compute_dtype)
-
-
-def _flat(kernel, layer):
-    """Returns a kernel (taps, input, output) in the compute dtype, with the taps of all axes."""
-    kernel = ops.cast(kernel, layer.compute_dtype)
-    return ops.reshape(kernel, (-1, *kernel.shape[-2:])) if kernel.ndim > 3 else kernel
-
-
-def _activated(layer, y):
-    if layer.use_bias:
-        y = y + ops.cast(layer.bias, y.dtype)
-    return layer.activation(y)
-
-
-def _product(patches, kernel, groups=1):
-    """Returns the convolution of patches (batch, samples, ..., taps, channels)."""
-    taps, width, filters = kernel.shape
-    outer = (-1, *ops.shape(patches)[1:2], *patches.shape[2:-2])
-    if groups == 1:
-        rows = ops.reshape(patches, (*outer, taps * width))
-        return ops.matmul(rows, ops.reshape(kernel, (taps * width, filters)))
-    grouped = ops.reshape(patches, (*outer, taps, groups, width))
-    kernel = ops.reshape(kernel, (taps, width, groups, filters // groups))
-    axes = "xyz"[: len(outer) - 2]
-    y = ops.einsum(f"bn{axes}kgc,kcgf->bn{axes}gf", grouped, kernel)
-    return ops.reshape(y, (*outer, filters))
-
-
-def _depthwise(patches, kernel):
-    axes = "xyz"[: patches.ndim - 4]
-    y = ops.einsum(f"bn{axes}kc,kcm->bn{axes}cm", patches, kernel)
-    outer = (-1, *ops.shape(patches)[1:2], *patches.shape[2:-2])
-    return ops.reshape(y, (*outer, kernel.shape[1] * kernel.shape[2]))
-
-
-@_streams(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-def _conv(call, signal):
-    layer = call.operation
-    return _convolution(
-        call, signal, lambda patches, flat: _product(patches, flat(layer.kernel), layer.groups)
-    )
-
-
-@_streams(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
-def _depthwise_conv(call, signal):
-    layer = call.operation
-    return _convolution(call, signal, lambda patches, flat: _depthwise(patches, flat(layer.kernel)))
-
-
-@_streams(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
-def _separable_conv(call, signal):
-    layer = call.operation
-
-    def function(patches, flat):
-        between = _depthwise(patches, flat(layer.depthwise_kernel))
-        return ops.matmul(between, flat(layer.pointwise_kernel)[0])
-
-    return _convolution(call, signal, function)
-
-
-@_streams(nn_ops.Conv, nn_ops.DepthwiseConv)
-def _conv_operation(call, signal):
-    arguments, named = call.arguments
-    kernel = named["kernel"] if "kernel" in named else arguments[1]
-    sizes = list(kernel.shape[:-2])
-    axes = _axes(call.operation, signal, sizes)
-    groups = signal.shape[-1] // kernel.shape[-2]
-    is_depthwise = isinstance(call.operation, nn_ops.DepthwiseConv)
-
-    def function(windows):
-        flat = ops.reshape(ops.cast(kernel, signal.dtype), (-1, *kernel.shape[-2:]))
-        patches = _patches(windows, axes)
-        return _depthwise(patches, flat) if is_depthwise else _product(patches, flat, groups)
-
-    return _window(call, signal, function, sizes)
-
-
-def _transposed_size(size, taps, stride, dilation, padding, extra):
-    """Returns the outputs that a transposed convolution crops at the start, and their number."""
-    span = (taps - 1) * dilation + 1
-    left = span - 1
-    if padding == "same":
-        width = stride + span - 2 if extra is None else span + span % 2 - 2 + extra
-        left = min(-(-width // 2), span - 1)
-    if size is not None and extra is None:
-        size = size * stride + (max(span - stride, 0) if padding == "valid" else 0)
-    elif size is not None:
-        cropped = 2 * (span // 2) if padding == "same" else 0
-        size = (size - 1) * stride + span - cropped + extra
-    return span - 1 - left, size
-
-
-@_streams(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)
-def _transposed_conv(call, signal):
-    layer = call.operation
-    names = layer.kernel_size, layer.strides, layer.dilation_rate
-    extra = layer.output_padding or [None] * len(layer.kernel_size)
-    numbers = zip(*names, [layer.padding] * len(extra), extra, strict=True)
-    (taps, stride, dilation, *rest), *others = numbers
-    crop, length = _transposed_size(signal.length, taps, stride, dilation, *rest)
-    axes = [_sources(n, *options) for n, options in zip(signal.shape[:-1], others, strict=True)]
-
-    def function(windows):
-        kernel = ops.cast(layer.kernel, layer.compute_dtype)
-        kernel = ops.swapaxes(kernel[::-1], -1, -2)
-        y = _product(_patches(windows, axes), ops.reshape(kernel, (-1, *kernel.shape[-2:])))
-        return _activated(layer, y)
-
-    spread = UpSample(call, signal, stride, zeros=True)
-    left = (taps - 1) * dilation - crop
-    options = {"taps": taps, "dilation": dilation, "left": left, "length": length}
-    window = Window(call, spread.outputs[0], function, dtype=layer.compute_dtype, **options)
-    return Chain([spread, window])
-
-
-def _sources(size, taps, stride, dilation, padding, extra):
-    """Returns the places (outputs, taps) that a transposed convolution reads on an axis."""
-    crop, outputs = _transposed_size(size, taps, stride, dilation, padding, extra)
-    at = np.arange(outputs)[:, None] + crop - dilation * np.arange(taps)
-    is_place = (at % stride == 0) & (at >= 0) & (at < size * stride)
-    return np.where(is_place, at // stride, size)
-
-
-@_streams(
-    *(keras.layers.MaxPooling1D, keras.layers.AveragePooling1D),
-    *(keras.layers.MaxPooling2D, keras.layers.AveragePooling2D),
-)
-def _pooling(call, signal):
-    layer = call.operation
-    sizes = keras.tree.flatten(layer.pool_size)
-    axes = _axes(layer, signal, sizes)
-    if isinstance(layer, (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D)):
-        sums = lambda windows: ops.sum(_patches(windows, axes), axis=-2)  # noqa: E731
-        return _window(call, signal, sums, sizes, AveragePool)
-    largest = lambda windows: ops.max(_patches(windows, axes, -math.inf), axis=-2)  # noqa: E731
-    padding = 0.0 if layer.padding == "valid" else -math.inf
-    return _window(call, signal, largest, sizes, padding=padding)
-
-
-class Each(Part):
-    """A function of each sample, of samples (batch, samples, ...)."""
-
-    keeps_windows = True
-
-    def __init__(self, signal: Signal, shape: Sequence[int], function: Callable[[Tensor], Tensor]):
-        super().__init__(signal, [dataclasses.replace(signal, shape=tuple(shape))])
-        self.function = function
-
-    def run(self, xs, state, begin=0, end=None):
-        return [self.function(xs[0])], state
-
-
-@_streams(keras.layers.UpSampling1D)
-def _up_sampling(call, signal):
-    return UpSample(call, signal, call.operation.size)
-
-
-@_streams(keras.layers.UpSampling2D)
-def _up_sampling_2d(call, signal):
-    layer = call.operation
-    if layer.interpolation != "nearest":
-        raise call.refusal('its samples depend on later steps. Use interpolation="nearest".')
-    times, (size, channels) = UpSample(call, signal, layer.size[0]), signal.shape
-    of_sample = lambda x: ops.repeat(x, layer.size[1], axis=2)  # noqa: E731
-    return Chain([times, Each(times.outputs[0], (size * layer.size[1], channels), of_sample)])
-
-
-def _only(windows):
-    return windows[:, :, 0]
-
-
-@_streams(keras.layers.ZeroPadding1D, keras.layers.ZeroPadding2D)
-def _zero_padding(call, signal):
-    (left, right), *others = _pairs(call.operation.padding, signal)
-    length = None if signal.length is None else signal.length + left + right
-    widths = [(0, 0), (0, 0), *others, (0, 0)]
-    function = (lambda windows: ops.pad(_only(windows), widths)) if others else _only
-    return Window(call, signal, function, left=left, length=length)
-
-
-@_streams(numpy_ops.Pad)
-def _pad(call, signal):
-    widths = [tuple(pair) for pair in call.operation.pad_width]
-    widths = widths * (2 + len(signal.shape)) if len(widths) == 1 else widths
-    rows, (left, right), *others = widths
-    if rows != (0, 0) or (call.operation.mode != "constant" and (left or right)):
-        raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
-    (_, *value), named = call.arguments
-    padding = float(next(iter([*value, named.get("constant_values")])) or 0.0)
-    length = None if signal.length is None else signal.length + left + right
-    of_sample = [(0, 0), (0, 0), *others]
-    mode = {"mode": call.operation.mode, **({"constant_values": padding} if padding else {})}
-    function = (lambda w: ops.pad(_only(w), of_sample, **mode)) if any(map(any, others)) else _only
-    return Window(call, signal, function, left=left, length=length, padding=padding)
-
-
-@_streams(keras.layers.Cropping1D, keras.layers.Cropping2D)
-def _cropping(call, signal):
-    (left, right), *others = _pairs(call.operation.cropping, signal)
-    length = None if signal.length is None else signal.length - left - right
-    sizes = zip(signal.shape[:-1], others, strict=True)
-    kept = tuple(slice(a, size - b) for size, (a, b) in sizes)
-    return Window(
-        call,
-        signal,
-        lambda w: _only(w)[(slice(None), slice(None), *kept)],
-        left=-left,
-        length=length,
-    )
-
-
-def _pairs(pairs, signal):
-    """Returns the numbers before and after each axis but the channels."""
-    return pairs if len(signal.shape) > 1 else [pairs]
-
-
-@_streams(keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D)
-def _global_pooling_2d(call, signal):
-    kinds = {keras.layers.GlobalAveragePooling2D: (ops.mean, RunningMean)}
-    function, kind = next(
-        (v for k, v in kinds.items() if isinstance(call.operation, k)), (ops.max, RunningMax)
-    )
-    each = Each(signal, signal.shape[-1:], lambda x: function(x, axis=2))
-    return Chain([each, kind(call, each.outputs[0])])
-
-
-@_streams(keras.layers.GlobalAveragePooling1D)
-def _running_mean(call, signal):
-    return RunningMean(call, signal)
-
-
-@_streams(keras.layers.GlobalMaxPooling1D)
-def _running_max(call, signal):
-    return RunningMax(call, signal)
-
-
-@_streams(keras.layers.RNN)
-def _recurrent(call, signal):
-    layer = call.operation
-    if layer.go_backwards:
-        raise call.refusal("it reads the sequence from its end. Use go_backwards=False.")
-    return Recurrent(call, signal)
-
-
-@_streams(keras.layers.Embedding)
-def _embedding(call, signal):
-    return Pointwise(call, [signal])
-
-
-@_streams(keras.layers.Reshape, numpy_ops.Reshape)
-def _reshape(call, signal):
-    _, time, *shape = call.specs[0].shape
-    ratio, rest = divmod(math.prod(shape), math.prod(signal.shape))
-    if ratio < 2 or rest or (signal.length and time and time * ratio != signal.length):
-        return Reshape(call, signal)
-
-    def function(frames):
-        return ops.reshape(frames, (-1, ops.shape(frames)[1], *shape))
-
-    length = None if signal.length is None else signal.length // ratio
-    return Window(call, signal, function, taps=ratio, stride=ratio, length=length)
-
-
-@_streams(keras.layers.STFTSpectrogram)
-def _spectrogram(call, signal):
-    layer = call.operation
-    if layer.padding != "valid":
-        raise call.refusal('it pads at both ends. Use padding="valid".')
-    taps, stride = layer.frame_length, layer._frame_step
-    _, length = windowed_length(signal.length, taps, stride, "valid")
-    function = _of_each_window(call, signal, taps, call.specs[0].shape[2:])
-    return Window(call, signal, function, taps=taps, stride=stride, length=length)
-
-
-@_streams(keras.layers.MelSpectrogram)
-def _mel_spectrogram(call, signal):
-    raise call.refusal(
-        "it mirrors the sequence at its ends, and its time axis is the last. Use "
-        'keras.layers.STFTSpectrogram(mode="magnitude", padding="valid") and a Dense layer with '
-        "the mel filters."
-    )
-
-
-@_streams(math_ops.ExtractSequences)
-def _frames(call, signal):
-    if signal.shape:  # frames of the last axis
-        return Pointwise(call, [signal])
-    taps, stride = call.operation.sequence_length, call.operation.sequence_stride
-    _, length = windowed_length(signal.length, taps, stride, "valid")
-    whole = lambda windows: windows  # noqa: E731
-    return Window(call, signal, whole, taps=taps, stride=stride, length=length)
-
-
-@_streams(keras.layers.PReLU)
-def _prelu(call, signal):
-    if 1 not in (call.operation.shared_axes or ()):
-        raise call.refusal("it has a slope for each step. Use shared_axes=[1].")
-    return Pointwise(call, [signal])
-
-
-def _key(call, signal):
-    """Returns the indices of a slice, one for each axis but the last ones."""
-    arguments, named = call.arguments
-    key = named["key"] if "key" in named else arguments[1]
-    key = list(key) if isinstance(key, (list, tuple)) else [key]
-    if Ellipsis in key:
-        at = key.index(Ellipsis)
-        missing = 2 + len(signal.shape) - sum(k is not None for k in key) + 1
-        key[at : at + 1] = [slice(None)] * missing
-    return key
-
-
-@_streams(numpy_ops.GetItem)
-def _slice(call, signal):
-    key = _key(call, signal)
-    batch, time, *rest = [*key, slice(None), slice(None)][: max(len(key), 2)]
-    if batch != slice(None):
-        raise call.refusal(f"it selects rows of a batch. Received: {key[0]}")
-    of_sample = (slice(None), slice(None), *rest)
-    if isinstance(time, int) and time == -1:
-        return Last(call, signal, lambda y: y[of_sample])
-    if time is None:
-        raise call.refusal(
-            "it inserts an axis before the time axis. Insert it later: x[:, :, None]."
-        )
-    if not isinstance(time, slice):
-        raise call.refusal(
-            f"it takes step {time} of the sequence. A stream supports only the last, x[:, -1]."
-        )
-    if time == slice(None):
-        return Pointwise(call, [signal])
-    start, stop, stride = time.start or 0, time.stop, time.step or 1
-    if start < 0 or stride < 1 or (stop is not None and stop >= 0 and stop != signal.length):
-        raise call.refusal(
-            "its slice of the time axis depends on where the sequence ends. Use a start from the "
-            f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
-        )
-    length = None
-    if signal.length is not None:
-        length = len(range(signal.length)[time])
-    return Window(
-        call, signal, lambda w: _only(w)[of_sample], left=-start, stride=stride, length=length
-    )

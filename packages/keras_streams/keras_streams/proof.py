@@ -8,8 +8,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.graph import Call
-from keras_streams.parts import Part, Pointwise, Protocol, Recurrent, run_part
+from keras_streams.graph import Call, DoesNotStream
+from keras_streams.parts import (
+    Constant,
+    Delay,
+    Part,
+    Pointwise,
+    Protocol,
+    Recurrent,
+    Table,
+    run_part,
+)
 from keras_streams.protocol import without_carried_states
 from keras_streams.xla import compile_xla
 
@@ -74,7 +83,9 @@ def _lengths(stream):
     wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
     wanted = max(wanted + min(plan.reach, _LONGEST_REACH), _STEPS)
     wanted = min(wanted, plan.last_offset + (stream.options.max_context or wanted))
-    if length is None:
+    if length is None and plan.rows:
+        length = plan.rows
+    elif length is None:
         length = _length_for_proof(stream, wanted)
     steps = min(wanted, length)
     if steps <= plan.last_offset:
@@ -115,8 +126,9 @@ def _random_inputs(stream, length):
     for change in (np.asarray, np.abs):
         inputs = []
         for tensor, signal, takes_tokens in stream.input_specs:
-            shape = (tensor.shape[0] or 2, length, *signal.shape)
+            shape = (tensor.shape[0] or 2, 1 if signal.is_static else length, *signal.shape)
             x = rng.integers(first, tokens, shape) if takes_tokens else rng.normal(size=shape)
+            x = np.repeat(x, length, axis=1) if signal.is_static else x
             inputs.append(ops.cast(change(x), tensor.dtype))
         yield inputs
 
@@ -126,12 +138,19 @@ def _inputs_of(stream, example, length):
     xs = stream.flatten(example)
     inputs = []
     for x, (tensor, signal, _) in zip(xs, stream.input_specs, strict=True):
-        x = np.asarray(ops.convert_to_numpy(x))
-        if x.ndim != 2 + len(signal.shape) or x.shape[2:] != signal.shape or 0 in x.shape:
+        x, axis = np.asarray(ops.convert_to_numpy(x)), signal.axis
+        shape = list(tensor.shape)
+        if not signal.is_static:
+            shape[axis] = None
+        fits = x.ndim == len(shape) and all(
+            b in (None, a) for a, b in zip(x.shape[1:], shape[1:], strict=True)
+        )
+        if not fits or 0 in x.shape:
             raise ValueError(
-                f"`example` must have the shape (batch, time, {', '.join(map(str, signal.shape))})."
-                f" Received: shape {x.shape}"
+                f"`example` must have the shape {tuple(shape)}, where None is any number. "
+                f"Received: shape {x.shape}"
             )
+        x = x[:, None] if signal.is_static else np.moveaxis(x, axis, 1)
         x = np.take(x, np.arange(length) % x.shape[1], axis=1)
         rows = np.arange(tensor.shape[0] or len(x)) % len(x)
         inputs.append(ops.cast(x[rows], tensor.dtype))
@@ -193,49 +212,72 @@ def _pairs(stream, xs, steps):
     """Returns the pairs of all parts in order, then those of the model's outputs."""
     plan, values, pairs = stream.plan, dict(enumerate(xs)), []
     ends = dict.fromkeys(values, steps)  # the first steps that lack a sample of a tensor
-    rows, begin = xs[0].shape[0], plan.first_offset
     for planned in plan.parts:
-        part, call = planned.part, planned.call
-        inputs = [values[n] for n in planned.inputs]
-        signals = [plan.signals[n] for n in planned.inputs]
-        end = min(ends[n] for n in planned.inputs)
-        ends.update(dict.fromkeys(planned.outputs, end))
-        if call is None:  # a delay
-            values[planned.outputs[0]] = inputs[0]
-            continue
-
-        def until(step, inputs=inputs, signals=signals):
-            pairs = zip(inputs, signals, strict=True)
-            return [x[:, : signal.count(begin, step)] for x, signal in pairs]
-
-        state = part.initial_state(rows) if part.keeps else None
-        found, _ = _fast(part, run_part, part, until(end), state, begin, end)
-        values.update(zip(planned.outputs, found, strict=True))
-        if not part.signal.has_time:  # each sample is a call of the operation
-            pairs += [
-                _Pair(call, part, n, plan.signals[n].dtype, y, y)
-                for n, y in zip(planned.outputs, found, strict=True)
-            ]
-        elif stream.options.window:
-            pairs += _of_windows(stream, planned, inputs, found, steps)
-        else:
-            wholes = _fast(part, call, inputs)
-            for n, y, wanted in zip(planned.outputs, found, wholes, strict=True):
-                signal = plan.signals[n]
-                if signal.has_time:
-                    values[n] = wanted
-                    samples = wanted.shape[1] // signal.block
-                    ends[n] = min(end, signal.offset + signal.pause * samples)
-                    count = min(y.shape[1], wanted.shape[1])  # a stream has no end to crop
-                    y, wanted = y[:, :count], wanted[:, :count]
-                else:
-                    y, wanted = _at_ends(call, inputs, part, n, y)
-                pairs.append(_Pair(call, part, n, signal.dtype, y, wanted))
-        if isinstance(part, Pointwise) and part.signal.has_time:
-            length = part.signal.length if stream.options.window else None
-            pairs += _each_step_alone(stream, planned, [x[:, :length] for x in inputs])
-        pairs += _one_step(planned, until, found, state, begin, end)
+        try:
+            pairs += _of_part(stream, planned, values, ends, steps)
+        except DoesNotStream:
+            raise
+        except Exception as error:  # whatever an operation raises
+            if planned.call is None:
+                raise
+            text = " ".join(str(error).split())[:300]
+            text = f"for {xs[0].shape[1]} steps it raised {type(error).__name__}: {text}"
+            if stream.length is None:
+                text += (
+                    " If it takes fewer, pass their number, as in to_stream(model, max_context=64)."
+                )
+            raise planned.call.refusal(text) from error
     return [*pairs, *_of_outputs(stream, values, xs, steps)]
+
+
+def _of_part(stream, planned, values, ends, steps):
+    """Yields the pairs of a part, and notes its outputs."""
+    plan, part, call = stream.plan, planned.part, planned.call
+    inputs = [values[n] for n in planned.inputs]
+    signals = [plan.signals[n] for n in planned.inputs]
+    rows, begin = inputs[0].shape[0], plan.first_offset
+    end = min(ends[n] for n in planned.inputs)
+    ends.update(dict.fromkeys(planned.outputs, end))
+    state = part.initial_state(rows) if part.keeps else None
+    if isinstance(part, (Delay, Table)) or part.signal.is_static:
+        ys = inputs if isinstance(part, Delay) else part.run(inputs, state)[0]
+        values.update(zip(planned.outputs, ys, strict=True))
+        wanted = call.of_model([x[:, 0] for x in inputs]) if isinstance(part, Constant) else ys
+        for n, y, expected in zip(planned.outputs, ys, wanted, strict=True):
+            if call is not None:
+                yield _Pair(call, part, n, plan.signals[n].dtype, y, expected)
+        return
+
+    def until(step):
+        pairs = zip(inputs, signals, strict=True)
+        return [x[:, : signal.count(begin, step)] for x, signal in pairs]
+
+    found, _ = _fast(part, run_part, part, until(end), state, begin, end)
+    values.update(zip(planned.outputs, found, strict=True))
+    if call is None:  # whole windows
+        return
+    if not part.signal.has_time:  # each sample is a call of the operation
+        for n, y in zip(planned.outputs, found, strict=True):
+            yield _Pair(call, part, n, plan.signals[n].dtype, y, y)
+    elif stream.options.window:
+        yield from _of_windows(stream, planned, inputs, found, steps)
+    else:
+        wholes = _fast(part, call, inputs)
+        for n, y, wanted in zip(planned.outputs, found, wholes, strict=True):
+            signal = plan.signals[n]
+            if signal.has_time:
+                values[n] = wanted
+                samples = wanted.shape[1] // signal.block
+                ends[n] = min(end, signal.offset + signal.pause * samples)
+                count = min(y.shape[1], wanted.shape[1])  # a stream has no end to crop
+                y, wanted = y[:, :count], wanted[:, :count]
+            else:
+                y, wanted = _at_ends(call, inputs, part, n, y)
+            yield _Pair(call, part, n, signal.dtype, y, wanted)
+    if isinstance(part, Pointwise) and part.signal.has_time:
+        length = part.signal.length if stream.options.window else None
+        yield from _each_step_alone(stream, planned, [x[:, :length] for x in inputs], signals)
+    yield from _one_step(planned, until, found, state, begin, end)
 
 
 def _fast(part, function, *arguments):
@@ -266,7 +308,9 @@ def _at_ends(call, inputs, part, n, found):
     count, index = found.shape[1], call.outputs.index(n)
     if count == 0:
         return found, found
-    ends = sorted({0, count // 2, count - 1})
+    if count < part.fewest:
+        return found, found
+    ends = sorted({part.fewest - 1, max(part.fewest - 1, count // 2), count - 1})
     block = part.signal.block
     shorter = [[x[:, : block * (end + 1)] for x in inputs] for end in ends]
     wanted = [_fast(part, call, xs)[index] for xs in shorter]
@@ -297,7 +341,7 @@ def _block(part, x):
     return x[:, : part.signal.block]
 
 
-def _each_step_alone(stream, planned, inputs):
+def _each_step_alone(stream, planned, inputs, signals):
     """Yields the pairs of an operation that gets all steps together, and each of them alone."""
     call, part, rng = planned.call, planned.part, np.random.default_rng(1)
     changes = [lambda x: x]
@@ -306,6 +350,7 @@ def _each_step_alone(stream, planned, inputs):
         changes += [np.asarray, np.abs]
     if not call.is_of_keras:
         missing = rng.random(size=(1, inputs[0].shape[1])) < 0.1
+        missing[:, 0] = False  # the only step of inputs without a time axis
         changes.append(lambda x: np.where(missing.reshape(1, -1, *[1] * (x.ndim - 2)), np.nan, x))
     for change in changes:
         xs = inputs
@@ -313,6 +358,10 @@ def _each_step_alone(stream, planned, inputs):
             pairs = zip(inputs, noise, strict=True)
             is_float = keras.backend.is_float_dtype
             xs = [ops.cast(change(z), x.dtype) if is_float(x.dtype) else x for x, z in pairs]
+            xs = [
+                ops.repeat(x[:, :1], x.shape[1], axis=1) if signal.is_static else x
+                for x, signal in zip(xs, signals, strict=True)
+            ]
         together = call(xs)
         try:
             alone = _alone(stream, call, xs)
@@ -338,12 +387,14 @@ def _alone(stream, call, xs):
 def _of_outputs(stream, values, xs, steps):
     """Yields the pairs of the model's outputs, of the stream and of the model."""
     pack, plan, window = keras.tree.pack_sequence_as, stream.plan, stream.options.window
-    if stream.length is None:  # fewer steps, with the same padding
+    if stream.length is None and not plan.rows:  # fewer steps, with the same padding
         spare = xs[0].shape[1] - plan.last_offset - 2 * plan.cycle - _FEW_STEPS
         length = xs[0].shape[1] - max(spare // plan.cycle, 0) * plan.cycle
         xs, steps = [x[:, :length] for x in xs], min(steps, length)
-    ys, _ = stream.prefill(pack(stream.inputs, [x[:, :steps] for x in xs]))
-    whole = None if window else keras.tree.flatten(stream.model(pack(stream.inputs, xs)))
+    signals = zip(xs, plan.inputs, strict=True)
+    some = [x[:, 0] if signal.is_static else x[:, :steps] for x, signal in signals]
+    ys, _ = stream.prefill(pack(stream.inputs, some))
+    whole = None if window else stream.whole(xs)
     numbers = keras.tree.flatten(stream.graph.outputs)
     for i, (n, y) in enumerate(zip(numbers, keras.tree.flatten(ys), strict=True)):
         signal = plan.signals[n]
@@ -351,7 +402,7 @@ def _of_outputs(stream, values, xs, steps):
         if window:
             for t in sorted({due[0], due[-1]}):
                 x = [x[:, t + 1 - window : t + 1] for x in xs]
-                wanted = keras.tree.flatten(stream.model(pack(stream.inputs, x)))[i]
+                wanted = stream.whole(x)[i]
                 yield _Pair(None, None, None, signal.dtype, y[:, t], wanted)
             continue
         y = ops.take(y, due, axis=1)

@@ -211,7 +211,12 @@ def check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
         )
 
 
-# Precision and states
+# Layers, precision and states
+
+
+def all_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer and all layers within it. Keras has no public `flatten_layers`."""
+    return list(layer._flatten_layers())
 
 
 def at_least_float32(dtype: str) -> str:
@@ -225,7 +230,7 @@ def at_least_float32(dtype: str) -> str:
 @contextlib.contextmanager
 def without_carried_states(model: keras.Model) -> Iterator[None]:
     """Context in which stateful layers start from zero states and leave theirs unchanged."""
-    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    layers = [layer for layer in all_layers(model) if getattr(layer, "stateful", False)]
     try:
         for layer in layers:
             layer.stateful = False

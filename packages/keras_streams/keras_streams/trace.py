@@ -5,7 +5,7 @@ import dataclasses
 import sys
 import threading
 import unittest.mock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -63,9 +63,8 @@ def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
     Args:
         outer: Object whose methods belong to no layer.
     """
-    thread = threading.get_ident()
     nodes: list[tuple[Node, str]] = []
-    create, whole, get = Node.__init__, keras.Layer.__call__, keras.KerasTensor.__getitem__
+    create, whole = Node.__init__, keras.Layer.__call__
 
     def create_node(node, *args, **kwargs):
         create(node, *args, **kwargs)
@@ -75,38 +74,77 @@ def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
         symbolic = any(map(_is_symbolic, keras.tree.flatten((args, kwargs))))
         return layer.call(*args, **kwargs) if symbolic else whole(layer, *args, **kwargs)
 
+    with (
+        _symbolic_backend(),
+        _patch(backend, "rnn", _unrolled_rnn),
+        _patch(backend, "lstm", _not_fused),
+        _patch(backend, "gru", _not_fused),
+        _patch(Node, "__init__", create_node),
+        _patch(keras.Layer, "__call__", call),
+        _patch(DynamicBackend, "__getattr__", _operations_of),
+        _patch(ops, "scan", _unrolled_scan),
+        _patch(ops, "fori_loop", _unrolled_loop),
+    ):
+        yield nodes
+
+
+@contextlib.contextmanager
+def symbolic_weights(variables: Sequence[keras.Variable]) -> Iterator[list[keras.KerasTensor]]:
+    """Context in which variables are symbolic, and symbolic tensors have one row.
+
+    Calls of layers and operations then show what depends on which weights.
+    """
+    symbols = [keras.Input(batch_shape=v.shape, dtype=v.dtype) for v in variables]
+    shape = ops.shape
+
+    def shape_of_one_row(x):
+        rows, *others = shape(x) or [()]
+        return (1, *others) if rows is None else shape(x)
+
+    mapping = list(zip(variables, symbols, strict=True))
+    with (
+        _symbolic_backend(),
+        _patch(ops, "shape", shape_of_one_row),
+        keras.StatelessScope(state_mapping=mapping),
+    ):
+        yield symbols
+
+
+@contextlib.contextmanager
+def _symbolic_backend():
+    """Context in which this thread's calls of the backend take symbolic tensors."""
+    get = keras.KerasTensor.__getitem__
+
     def get_item(x, key):  # Keras fails for keys such as x[:1] and x[None]
         return get(x, key if isinstance(key, tuple) else (key,))
 
-    def patch(owner, name, replacement):
-        original = getattr(owner, name)
-        if isinstance(replacement, _Namespace):
-            return unittest.mock.patch.object(owner, name, replacement)
-
-        def here(*args, **kwargs):
-            function = replacement if threading.get_ident() == thread else original
-            return function(*args, **kwargs)
-
-        return unittest.mock.patch.object(owner, name, here)
-
+    namespace, core = _Namespace(backend), _Namespace(backend.core)
     with (
         _ONE_AT_A_TIME,
-        patch(backend, "numpy", _Namespace(backend.numpy)),
-        patch(backend, "nn", _Namespace(backend.nn)),
-        patch(backend, "math", _Namespace(backend.math)),
-        patch(backend, "cast", _Namespace(backend).cast),
-        patch(backend, "convert_to_tensor", _Namespace(backend).convert_to_tensor),
-        patch(backend, "rnn", _unrolled_rnn),
-        patch(backend, "lstm", _not_fused),
-        patch(backend, "gru", _not_fused),
-        patch(Node, "__init__", create_node),
-        patch(keras.Layer, "__call__", call),
-        patch(keras.KerasTensor, "__getitem__", get_item),
-        patch(DynamicBackend, "__getattr__", _operations_of),
-        patch(ops, "scan", _unrolled_scan),
-        patch(ops, "fori_loop", _unrolled_loop),
+        _patch(backend, "numpy", _Namespace(backend.numpy)),
+        _patch(backend, "nn", _Namespace(backend.nn)),
+        _patch(backend, "math", _Namespace(backend.math)),
+        _patch(backend, "cast", namespace.cast),
+        _patch(backend, "convert_to_tensor", namespace.convert_to_tensor),
+        _patch(backend.core, "cast", core.cast),
+        _patch(backend.core, "convert_to_tensor", core.convert_to_tensor),
+        _patch(backend.core, "slice", core.slice),
+        _patch(backend.core, "stop_gradient", core.stop_gradient),
+        _patch(keras.KerasTensor, "__getitem__", get_item),
     ):
-        yield nodes
+        yield
+
+
+def _patch(owner, name, replacement):
+    """Replaces an attribute for this thread; a namespace, which tells symbolic tensors, for all."""
+    original, thread = getattr(owner, name), threading.get_ident()
+
+    def here(*args, **kwargs):
+        function = replacement if threading.get_ident() == thread else original
+        return function(*args, **kwargs)
+
+    is_namespace = isinstance(replacement, _Namespace)
+    return unittest.mock.patch.object(owner, name, replacement if is_namespace else here)
 
 
 class _Namespace:
@@ -121,8 +159,10 @@ class _Namespace:
             return function
 
         def call(*args, **kwargs):
-            symbolic = any(map(_is_symbolic, keras.tree.flatten((args, kwargs))))
-            return (getattr(ops, name) if symbolic else function)(*args, **kwargs)
+            values = keras.tree.map_structure(_current, (args, kwargs))
+            if any(map(_is_symbolic, keras.tree.flatten(values))):
+                return getattr(ops, name)(*values[0], **values[1])
+            return function(*args, **kwargs)
 
         return call
 
@@ -134,6 +174,11 @@ def _operations_of(backend, name):
 
 def _is_symbolic(value):
     return isinstance(value, keras.KerasTensor)
+
+
+def _current(value):
+    """Returns the value of a variable, which can be symbolic."""
+    return value.value if isinstance(value, keras.Variable) else value
 
 
 def _scope(outer):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from random_graphs import noise
+from streams import check_equal
 
 from keras_streams import to_stream
 
@@ -33,10 +34,31 @@ def test_frames_of_samples_without_channels():
     np.testing.assert_allclose(found[:, 7::4], model(x), atol=1e-5)
 
 
-def test_what_mirrors_the_ends_is_refused():
+@pytest.mark.parametrize(
+    "stride, length, center", [(4, 16, True), (5, 12, True), (20, 16, True), (3, 12, False)]
+)
+def test_short_time_fourier_transforms(stride, length, center):
+    sound = keras.Input((None,))
+    real, imaginary = ops.stft(sound, length, stride, 16, center=center)
+    model = keras.Model(sound, [real, layers.Dense(2)(imaginary)])
+    stream = check_equal(model, [noise(2, 61)])
+    assert (stream.delay[0], stream.rate[0]) == (8 if center else 15, stride)
+
+
+def test_mel_spectrograms():
+    sound = keras.Input((None,))
+    options = {"min_freq": 1, "max_freq": 50, "sampling_rate": 100, "power_to_db": False}
+    layer = layers.MelSpectrogram(fft_length=16, sequence_stride=4, num_mel_bins=5, **options)
+    y = ops.log(layers.Permute((2, 1))(layer(sound)) + 1e-3)
+    model = keras.Model(sound, layers.GRU(3, return_sequences=True)(y))
+    stream = check_equal(model, [noise(2, 60)])
+    assert (stream.delay, stream.rate) == (8, 4)
+
+
+def test_what_depends_on_the_end_is_refused():
     sound = keras.Input((None,))
     net = keras.Model(sound, layers.MelSpectrogram(fft_length=16, sequence_stride=4)(sound))
-    with pytest.raises(ValueError, match="mel_spectrogram.*STFTSpectrogram"):
+    with pytest.raises(ValueError, match="mel_spectrogram.*power_to_db=False"):
         to_stream(net)
     sound = keras.Input((None, 1))
     layer = layers.STFTSpectrogram(frame_length=16, padding="same")

@@ -271,13 +271,13 @@ def test_a_compiled_step_runs_for_ever():
 
 @pytest.mark.float64
 @settings(
-    max_examples=10 if ON_JAX else 100,
+    max_examples=10 if ON_JAX else 150,  # twice
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(st.data(), st.sampled_from([1, 3]))
 def test_random_graphs(floatx, data, batch):
-    check_random_graph(*random_graph(data.draw), batch)
+    check_random_graph(*random_graph(data.draw, max_calls=5), batch)
 
 
 @pytest.mark.slow
@@ -305,13 +305,17 @@ def check_random_graph(model, ending, batch):
         raise
     *found, last = run(stream, xs) if ending else [*run(stream, xs), None]
     delays, rates = map(keras.tree.flatten, (stream.delay, stream.rate))
+    signals = [stream.plan.signals[n] for n in keras.tree.flatten(stream.graph.outputs)]
+    expected = [np.moveaxis(y, s.axis, 1) for y, s in zip(expected, signals, strict=False)]
     for y, wanted, delay, rate in zip(found, expected, delays, rates, strict=False):
         assert_streams(y, wanted, delay, rate)
     if ending is None:
         return
     block = 1 if rates[0] >= 1 else int(1 / rates[0])
     for t in [t for t in range(len(last)) if np.all(np.isfinite(last[t]))][-3:]:
-        y = expected[0][:, : block * ((t - delays[-1]) // rates[-1] + 1)]
+        y = np.moveaxis(
+            expected[0][:, : block * ((t - delays[-1]) // rates[-1] + 1)], 1, signals[0].axis
+        )
         for layer in ending:
             y = layer(y)
         np.testing.assert_allclose(last[t], y, rtol=1e-4, atol=1e-4)
@@ -402,10 +406,11 @@ def test_a_vector_is_repeated_for_each_step():
 
 
 class Overridden(layers.Conv1D):
-    """Computes something else than its base class."""
+    """Computes something else with numbers than with symbolic tensors."""
 
     def call(self, inputs):
-        return 2 * super().call(inputs)
+        scale = 1.0 if isinstance(inputs, keras.KerasTensor) else 2.0
+        return scale * super().call(inputs)
 
 
 def squeeze_and_excite(x):
@@ -434,7 +439,7 @@ REFUSED = {
     "lstm.*Call it with its inputs only, without `mask`": with_mask(layers.LSTM(2)),
     "gru.*starts from the layer's own initial state. Call it with its inputs only":
         lambda x: layers.GRU(2)(x, initial_state=np.ones((1, 2), "float32")),
-    "lstm.*starts from the layer's own initial state. Call it with its inputs only":
+    "lstm.*combines each step with a value computed from all steps":
         lambda x: layers.LSTM(2)(x, initial_state=layers.LSTM(2, return_state=True)(x)[1:]),
     "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
     "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
@@ -442,8 +447,10 @@ REFUSED = {
     r"max .Max.*its output of shape \(\) depends on other steps": ops.max,
     "mean.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
         lambda x: layers.Flatten()(ops.mean(x, axis=1)),
-    "permute.*it has another time axis": lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
-    "get_item.*inserts an axis before the time axis": lambda x: x[:, None],
+    "gru.*its time axis is axis 2, which it takes for channels.*Permute":
+        lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
+    "concatenate.*joins sequences": lambda x: layers.Concatenate(axis=1)([x, layers.Dense(3)(x)]),
+    "get_item.*depends on where the sequence ends": lambda x: layers.Dense(2)(x[:, :3]),
     "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
     "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
     "mean.*depends on other steps": lambda x: x - ops.mean(x, axis=1, keepdims=True),
@@ -455,10 +462,10 @@ REFUSED = {
     "flatten.*joins all steps.*window=128": lambda x: layers.Flatten()(x),
     "reshape.*mixes the time axis": lambda x: layers.Reshape((6, 4))(x),
     "takes step 0 of the sequence. A stream supports only the last": lambda x: x[:, 0],
-    "depends on where the sequence ends.*Received: -3:None:1": lambda x: x[:, -3:],
+    "depends on where the sequence ends.*Received: -3:-1:1": lambda x: x[:, -3:-1],
     "channels_first.*|time axis is the last axis": lambda x: layers.GlobalMaxPooling1D(
         data_format="channels_first")(x),
-    "overridden.*its stream differs from it": lambda x: Overridden(2, 2, padding="causal")(x),
+    "its outputs differ from those of its layers": Overridden(2, 2, padding="causal"),
     "has an output of int32, which has no NaN":
         lambda x: ops.argmax(layers.Conv1D(2, 3, padding="same")(x), axis=-1),
     "makes 3 samples from one that comes every 2 steps":
@@ -475,20 +482,6 @@ def test_what_does_not_stream_is_named(match):
         to_stream(model)
 
 
-def test_layers_of_keras_tcn_are_to_be_converted():
-    class TCN(layers.Layer):
-        nb_filters = 4
-
-        def call(self, x):
-            return ops.cumsum(x, axis=1)
-
-    for make in (TCN, lambda: keras.Sequential([keras.Input((None, 3)), TCN()])):
-        model = make()
-        model.build((None, None, 3))
-        with pytest.raises(ValueError, match="trellis_keras.interop.from_keras_tcn converts them"):
-            to_stream(model)
-
-
 def test_an_error_of_a_layer_is_not_taken_for_one_of_streams():
     class Away(layers.Layer):
         is_away = False
@@ -499,7 +492,11 @@ def test_an_error_of_a_layer_is_not_taken_for_one_of_streams():
         def call(self, x):
             if self.is_away:
                 raise OSError("the server is away")
-            return ops.square(self.scale) * x  # of a weight, so it stays one operation
+            ones = len(x) / len(x)  # symbolic tensors have no length, so it stays one layer
+            return self.scale * x * ones
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
 
     away = Away()
     stream = to_stream(stack(away))

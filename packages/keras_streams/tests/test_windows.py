@@ -33,6 +33,8 @@ CASES = {
     "strides, joined": (stack(layers.AveragePooling1D(3), layers.Flatten(), layers.Dense(2)), 3),
     "recurrent": (stack(layers.Conv1D(4, 3), layers.LSTM(3), layers.Dense(2)), 1),
     "both directions": (stack(layers.BatchNormalization(), layers.Bidirectional(layers.GRU(2))), 1),
+    "two recurrent": (stack(layers.GRU(4, return_sequences=True), layers.GRU(3)), 1),
+    "softmax": (stack(layers.Softmax(axis=1), layers.Flatten()), 1),
     "image": (
         stack(layers.Conv2D(2, 3), layers.Reshape((18, 8)), layers.Flatten(), shape=(6, 1)), 1,
     ),
@@ -58,6 +60,49 @@ def test_each_output_is_that_of_the_last_steps(name):
             np.testing.assert_allclose(y, model(x[:, t + 1 - WINDOW : t + 1]), atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 2, 13, 16, 20])
+def test_sums_and_extremes_of_windows_of_every_length(length):
+    x = keras.Input((length, 3))
+    y = [ops.sum(x, axis=1), ops.mean(x, axis=(1, 2)), ops.min(x, axis=1, keepdims=True)]
+    stream = to_stream(keras.Model(x, [*y, layers.GlobalMaxPooling1D()(x)]), window=length)
+    x = noise(2, 3 * length + 5, 3)
+    found, _ = stream.prefill(x)
+    for t in range(length - 1, 3 * length + 5):
+        expected = stream.model(x[:, t + 1 - length : t + 1])
+        for y, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(y[:, t], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_of_a_window_does_not_drift():
+    stream = to_stream(stack(layers.GlobalAveragePooling1D()), window=WINDOW)
+    x = np.ones((1, 3000, 3), "float32")
+    x[:, :2000] = 1e8
+    found, _ = stream.prefill(x)
+    np.testing.assert_array_equal(found[:, -1], np.ones((1, 3), "float32"))
+
+
+def joining(x):
+    """Operations that join the steps of a window in different ways."""
+    y = layers.Conv1D(4, 3)(x)
+    scale = layers.GlobalAveragePooling1D(keepdims=True)(y)
+    y = y * layers.Dense(4, activation="sigmoid")(scale)
+    y = y + layers.MultiHeadAttention(2, 3)(y, y)
+    weights = layers.Softmax(axis=1)(layers.Dense(1)(y))
+    last = x[:, -1:]
+    return [ops.sum(weights * y, axis=1), layers.Flatten()(x - last), y[:, 3], x[:, 0] + last[:, 0]]
+
+
+def test_what_joins_steps_gets_each_window_as_a_whole():
+    x = keras.Input((WINDOW, 3))
+    stream = to_stream(keras.Model(x, joining(x)), window=WINDOW)
+    x = noise(2, 2 * WINDOW, 3)
+    found, _ = stream.prefill(x)
+    for t in (WINDOW - 1, WINDOW + 7):
+        expected = stream.model(x[:, t + 1 - WINDOW : t + 1])
+        for y, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(y[:, t], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_an_operation_that_joins_all_steps():
     x = keras.Input((WINDOW, 3))
     y = layers.Conv1D(4, 3)(x)
@@ -72,8 +117,6 @@ REFUSED = {
     'conv1d.*padding="valid"': [layers.Conv1D(4, 3, padding="same"), layers.Flatten()],
     'conv1d.*whose past is not zero.*padding="valid"':
         [layers.Conv1D(4, 3, padding="causal"), layers.GlobalAveragePooling1D()],
-    "gru.*start from no state": [layers.GRU(4, return_sequences=True), layers.GRU(3)],
-    "softmax.*depends on other steps": [layers.Softmax(axis=1), layers.Flatten()],
     "has an output with a time axis": [layers.Conv1D(4, 3)],
 }  # fmt: skip
 

@@ -1,0 +1,96 @@
+"""Inputs with time on another axis, and inputs without time."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from random_graphs import noise
+from streams import check_equal
+
+from keras_streams import to_stream
+
+pytestmark = pytest.mark.both_backends
+
+
+def test_time_on_the_second_axis_of_an_image():
+    x = keras.Input((4, 40, 2))
+    y = layers.Conv2D(3, (1, 5), padding="same")(x)
+    y = layers.DepthwiseConv2D((4, 1), depth_multiplier=2)(layers.BatchNormalization()(y))
+    y = layers.AveragePooling2D((1, 4))(layers.PReLU(shared_axes=[1, 2])(y))
+    y = layers.SeparableConv2D(3, (1, 3), padding="same")(y)
+    stream = check_equal(keras.Model(x, y), [noise(2, 4, 40, 2)], time_axis=2)
+    assert (stream.delay, stream.rate) == (9, 4)
+
+
+def test_layers_of_every_kind_on_the_second_axis():
+    x = keras.Input((3, 30, 2))
+    y = layers.ZeroPadding2D(((0, 1), (4, 0)))(x)
+    y = layers.Conv2D(3, (2, 3), dilation_rate=(1, 2))(y)
+    y = layers.MaxPooling2D(2)(layers.Conv2DTranspose(2, 2, strides=(1, 2))(y))
+    y = layers.UpSampling2D((2, 1))(layers.Cropping2D(((0, 1), (0, 0)))(y[:, :, 1:]))
+    y = layers.Reshape((-1, 4))(ops.transpose(y, (0, 2, 1, 3)))
+    model = keras.Model(x, layers.GRU(3, return_sequences=True)(y))
+    check_equal(model, [noise(2, 3, 30, 2)], time_axis=-2)
+
+
+def test_axes_that_operations_move():
+    x = keras.Input((24, 5))
+    y = ops.expand_dims(layers.Permute((2, 1))(x), -1)  # (batch, 5, 24, 1)
+    y = layers.Conv2D(2, 3, padding="same")(y)
+    y = ops.squeeze(ops.max(y, axis=1, keepdims=True), 1)
+    model = keras.Model(x, [layers.LSTM(3, return_sequences=True)(y), ops.swapaxes(y, 1, 2)])
+    check_equal(model, [noise(2, 24, 5)])
+
+
+def test_a_square_has_its_time_axis_where_the_operations_put_it():
+    x = keras.Input((6, 6))
+    y = ops.swapaxes(layers.Dense(6)(x), 1, 2)
+    y = layers.Dense(6)(ops.swapaxes(ops.tanh(y), 1, 2)) + ops.mean(y, axis=1)[..., None]
+    check_equal(keras.Model(x, y), [noise(2, 6, 6)])
+
+
+def test_inputs_without_time():
+    x, static = keras.Input((None, 3), name="x"), keras.Input((4,), name="static")
+    context = layers.Dense(3, activation="tanh")(static)
+    y = layers.Conv1D(3, 3, padding="same")(x) * ops.expand_dims(context, 1)
+    y = layers.GRU(3, return_sequences=True)(y, initial_state=context)
+    model = keras.Model({"static": static, "x": x}, y)
+    stream = check_equal(model, [noise(2, 4), noise(2, 9, 3)])
+    assert stream.delay == 1
+
+
+def test_inputs_without_time_are_repeated_for_each_step():
+    x, token = keras.Input((10, 3)), keras.Input((1,), dtype="int32")
+    code = layers.Flatten()(layers.Embedding(5, 2)(token))
+    y = layers.Concatenate()([x, layers.RepeatVector(10)(code)])
+    model = keras.Model([x, token], layers.LSTM(3, return_sequences=True)(y))
+    check_equal(model, [noise(2, 10, 3), np.array([[1], [4]], "int32")])
+
+
+def test_a_value_of_all_steps_and_an_input_without_time():
+    x, static = keras.Input((None, 3)), keras.Input((4,))
+    y = layers.Concatenate()([layers.GlobalMaxPooling1D()(x), layers.Dense(2)(static)])
+    stream = to_stream(keras.Model([x, static], layers.Dense(2)(y)))
+    xs = noise(2, 7, 3), noise(2, 4)
+    found, _ = stream.prefill(list(xs))
+    for t in (0, 6):
+        expected = stream.model([xs[0][:, : t + 1], xs[1]])
+        np.testing.assert_allclose(found[:, t], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_no_query_waits_for():
+    x, keys = keras.Input((None, 4)), keras.Input((6, 4))
+    y = layers.MultiHeadAttention(2, 3)(x, keys)
+    model = keras.Model([x, keys], layers.GRU(3, return_sequences=True)(y))
+    check_equal(model, [noise(2, 8, 4), noise(2, 6, 4)], time_axis=[1, None])
+
+
+def test_a_time_axis_that_the_inputs_lack():
+    x = keras.Input((9, 3))
+    model = keras.Model(x, layers.Dense(2)(x))
+    for axis in (0, 3, -3, [1, 1]):
+        with pytest.raises(ValueError, match="`time_axis` must be an axis of the inputs"):
+            to_stream(model, time_axis=axis)
+    with pytest.raises(ValueError, match=r"net has no time axis.*to_stream\(model, time_axis=1\)"):
+        x = keras.Input((9,))
+        to_stream(keras.Model(x, layers.Dense(2)(x), name="net"))

@@ -1,0 +1,177 @@
+"""Layers of one's own that compute with their weights, positions, and shifts."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from random_graphs import noise
+from streams import check_equal
+
+from keras_streams import to_stream
+
+pytestmark = pytest.mark.both_backends
+
+
+class WeightNormalized(layers.Layer):
+    """A causal convolution whose kernel is computed in `call`."""
+
+    def build(self, input_shape):
+        self.v = self.add_weight(shape=(3, input_shape[-1], 4), name="v")
+        self.g = self.add_weight(shape=(4,), initializer="ones", name="g")
+
+    def call(self, x):
+        kernel = self.g * self.v / ops.sqrt(ops.sum(self.v**2, axis=(0, 1)) + 1e-3)
+        return ops.relu(ops.conv(ops.pad(x, [[0, 0], [2, 0], [0, 0]]), kernel, padding="valid"))
+
+
+def test_kernels_that_a_layer_computes_are_those_of_the_moment():
+    x = keras.Input((None, 3))
+    model = keras.Model(x, WeightNormalized()(WeightNormalized()(x)))
+    stream = check_equal(model, [noise(2, 9, 3)])
+    for weight in model.weights:
+        weight.assign(1.5 * weight)
+    expected = model(noise(1, 9, 3))
+    np.testing.assert_allclose(stream.prefill(noise(1, 9, 3))[0], expected, rtol=1e-4, atol=1e-5)
+
+
+class Positions(layers.Layer):
+    """Adds a learned vector of each position."""
+
+    def __init__(self, rows, channels):
+        super().__init__()
+        self.table = layers.Embedding(rows, channels)
+
+    def build(self, input_shape):
+        self.table.build(None)
+
+    def call(self, x):
+        return x + self.table(ops.arange(ops.shape(x)[1]))
+
+
+class Waves(layers.Layer):
+    """Adds constants of each position."""
+
+    def call(self, x):
+        waves = np.sin(np.arange(x.shape[1])[:, None] / np.arange(1, 1 + x.shape[2]))
+        return x + ops.convert_to_tensor(waves, x.dtype)
+
+
+@pytest.mark.parametrize("make", [lambda: Positions(16, 3), Waves])
+def test_positions_of_a_model_of_fixed_length(make):
+    x = keras.Input((12, 3))
+    y = make()(layers.Conv1D(3, 3, padding="causal")(x))
+    model = keras.Model(x, layers.GRU(3, return_sequences=True)(y))
+    stream = check_equal(model, [noise(2, 12, 3)])
+    y, _ = stream.prefill(noise(1, 14, 3))
+    assert np.all(np.isfinite(y[:, :12])) and np.all(np.isnan(y[:, 12:]))
+
+
+def test_positions_of_a_model_of_any_length():
+    x = keras.Input((None, 3))
+    model = keras.Model(x, layers.Dense(2)(Positions(40, 3)(x)))
+    check_equal(model, [noise(2, 16, 3)], max_context=16)
+    with pytest.raises(ValueError, match="positions.*does not stream.*max_context"):
+        to_stream(model)
+
+
+class CausalMask(layers.Layer):
+    """Attention with a mask of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 3)
+
+    def build(self, input_shape):
+        self.attention.build(input_shape, input_shape)
+
+    def call(self, x):
+        rows, steps, _ = ops.shape(x)
+        mask = ops.arange(steps)[:, None] >= ops.arange(steps)
+        mask = ops.tile(ops.reshape(mask, (1, steps, steps)), [rows, 1, 1])
+        return x + self.attention(x, x, attention_mask=mask)
+
+
+def test_attention_with_a_constant_mask():
+    x = keras.Input((12, 4))
+    check_equal(keras.Model(x, CausalMask()(x)), [noise(2, 12, 4)])
+    band = np.tril(np.triu(np.ones((1, 12, 12), bool), -2))
+    y = layers.MultiHeadAttention(2, 3)(x, x, attention_mask=band)
+    stream = check_equal(keras.Model(x, y), [noise(2, 12, 4)])
+    assert np.all(np.isfinite(stream.prefill(noise(1, 20, 4))[0]))
+    y = layers.MultiHeadAttention(2, 3)(x, x, attention_mask=band[:, ::-1])
+    with pytest.raises(ValueError, match="attends to all steps"):
+        to_stream(keras.Model(x, y))
+
+
+class Blocks(layers.Layer):
+    """Makes one step of two, as an encoder of speech does."""
+
+    def call(self, x):
+        rows, steps, channels = ops.shape(x)
+        return ops.reshape(x, (rows, steps // 2, 2 * channels))
+
+
+def test_reshapes_that_stack_and_split_steps():
+    x = keras.Input((24, 4))
+    y = layers.Dense(8)(Blocks()(x))
+    model = keras.Model(x, [y, layers.Reshape((24, 4))(y), layers.Reshape((96, 1))(y)])
+    stream = check_equal(model, [noise(2, 24, 4)])
+    assert (stream.delay, list(map(float, stream.rate))) == ([1, 1, 1], [2, 1, 1 / 4])
+    with pytest.raises(ValueError, match="makes 3 samples from one that comes every 2 steps"):
+        to_stream(keras.Model(x, layers.Reshape((36, 2))(layers.Dense(6)(Blocks()(x)))))
+
+
+@pytest.mark.parametrize("strides, size", [(1, 3), (2, 2), (4, 2), (2, 4)])
+def test_a_reshape_that_splits_a_step(strides, size):
+    x = keras.Input((24, 3))
+    y = layers.Conv1D(4, strides, strides=strides)(x)
+    y = layers.Reshape((-1, 4 // size))(y) if 4 % size == 0 else layers.Reshape((-1, 3))(x)
+    model = keras.Model(x, layers.Conv1D(2, 2, padding="causal")(y))
+    check_equal(model, [noise(2, 24, 3)])
+
+
+SHIFTS = {
+    "zeros of the first steps": lambda x: ops.concatenate(
+        [ops.zeros_like(x[:, :2]), x[:, :-2]], axis=1
+    ),
+    "the first of all zeros": lambda x: ops.concatenate([ops.zeros_like(x)[:, :1], x[:, :-1]], 1),
+    "ones of the batch's size": lambda x: ops.concatenate(
+        [ops.ones((ops.shape(x)[0], 3, x.shape[-1])), x[:, :-3]], axis=1
+    ),
+    "padding": lambda x: ops.pad(x, [[0, 0], [1, 0], [0, 0]])[:, :-1],
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_shifts(name):
+    x = keras.Input((None, 3))
+    y = layers.Lambda(SHIFTS[name], output_shape=lambda shape: shape)(x)
+    model = keras.Model(x, layers.Conv1D(2, 4, padding="causal")(layers.Concatenate()([x, y])))
+    check_equal(model, [noise(2, 12, 3)])
+
+
+def test_attributes_that_a_call_stores_stay_as_they_are():
+    class Stores(layers.Layer):
+        last = None
+
+        def call(self, x):
+            self.last = ops.max(x)
+            return 2.0 * x
+
+    layer = Stores()
+    x = keras.Input((None, 3))
+    model = keras.Model(x, layer(x))
+    model(noise(1, 4, 3))
+    before = layer.last
+    to_stream(model)
+    assert not isinstance(layer.last, keras.KerasTensor) and layer.last is not before
+
+
+@pytest.mark.parametrize("name", ["window", "max_context"])
+def test_counts(name):
+    x = keras.Input((8, 3))
+    model = keras.Model(x, layers.Flatten()(x))
+    for wrong in (True, 0, 2.0, "3"):
+        with pytest.raises(ValueError, match=f"`{name}` must be a positive integer.*{wrong}"):
+            to_stream(model, **{name: wrong})
+    assert to_stream(model, window=np.int64(8)).delay == 7
