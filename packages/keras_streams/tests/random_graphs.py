@@ -16,10 +16,13 @@ def _simple_rnn(units, **options):
 
 
 class _Tail:
-    """A tensor of a graph under construction, and when its samples come."""
+    """A tensor of a graph under construction, its time axis, and when its samples come.
 
-    def __init__(self, tensor, period=Fraction(1)):
-        self.tensor, self.period = tensor, period
+    An image is (batch, time, frequency, channels) or (batch, frequency, time, channels).
+    """
+
+    def __init__(self, tensor, period=Fraction(1), axis=1):
+        self.tensor, self.period, self.axis = tensor, period, axis
 
     @property
     def channels(self):
@@ -27,10 +30,22 @@ class _Tail:
 
     @property
     def length(self):
-        return self.tensor.shape[1]
+        return self.tensor.shape[self.axis]
+
+    @property
+    def is_image(self):
+        return len(self.tensor.shape) == 4
+
+    @property
+    def frequencies(self):
+        return self.tensor.shape[3 - self.axis]
+
+    def pair(self, time, frequency):
+        """Returns two values in the order of the axes."""
+        return (time, frequency) if self.axis == 1 else (frequency, time)
 
     def then(self, layer, factor=1):
-        return _Tail(layer(self.tensor), self.period * factor)
+        return _Tail(layer(self.tensor), self.period * factor, self.axis)
 
 
 def random_graph(draw, max_calls=7):
@@ -52,7 +67,8 @@ def random_graph(draw, max_calls=7):
         tails = [_Tail(layers.Concatenate()(inputs)), *tails[1:]]
     for _ in range(draw(st.integers(1, max_calls))):
         at = draw(st.integers(0, len(tails) - 1))
-        new = draw(st.sampled_from(_GROWERS))(draw, tails[at], tails)
+        growers = _IMAGE_GROWERS if tails[at].is_image else _GROWERS
+        new = draw(st.sampled_from(growers))(draw, tails[at], tails)
         if new is None or new.length < 3 or not Fraction(1, 4) <= new.period <= 8:
             continue
         if draw(st.booleans()):
@@ -61,7 +77,8 @@ def random_graph(draw, max_calls=7):
             tails.append(new)
     outputs = [tail.tensor for tail in tails[:3]]
     model = keras.Model(inputs, outputs)
-    ending = draw(st.sampled_from(_ENDINGS))() if draw(st.booleans()) else None
+    endings = _IMAGE_ENDINGS if tails[0].is_image else _ENDINGS
+    ending = draw(st.sampled_from(endings))() if draw(st.booleans()) else None
     _randomize(model, draw(st.integers(0, 2**16)))
     return model, ending
 
@@ -196,17 +213,21 @@ def _at_each_step(draw, tail, tails):
     elif kind == 5:
         layer = layers.Dropout(0.5)
     elif kind == 6:
-        layer = lambda x: ops.abs(x[..., ::-1]) * 0.5 + ops.mean(x, axis=-1, keepdims=True)  # noqa: E731
+        layer = _by_operations
     elif kind == 7:
-        layer = lambda x: layers.Reshape((-1, channels))(ops.expand_dims(x, 2))  # noqa: E731
+        return tail.then(lambda x: layers.Reshape((-1, channels))(ops.expand_dims(x, 2)))
     elif kind == 8:
-        layer = lambda x: layers.Rescaling(0.5, offset=0.1)(x) - 0.25  # noqa: E731
+        return tail.then(lambda x: layers.Rescaling(0.5, offset=0.1)(x) - 0.25)
     return tail.then(layer)
+
+
+def _by_operations(x):
+    return ops.abs(x[..., ::-1]) * 0.5 + ops.mean(x, axis=-1, keepdims=True)
 
 
 def _merge(draw, tail, tails):
     """Merges two branches of the same period, cut to the shorter one."""
-    others = [t for t in tails if t is not tail and t.period == tail.period]
+    others = [t for t in tails if t is not tail and t.period == tail.period and not t.is_image]
     if not others:
         return tail.then(
             lambda x: layers.Add()([x, layers.Conv1D(x.shape[-1], 3, padding="same")(x)])
@@ -243,10 +264,112 @@ def _shared(draw, tail, tails):
     return tail.then(lambda x: layer(layer(x)))
 
 
+def _to_image(draw, tail, tails):
+    if tail.channels < 3:
+        return tail.then(layers.Dense(draw(st.integers(3, 5))))
+    image = tail.then(layers.Reshape((-1, tail.channels, 1)))
+    return _swap(draw, image, tails) if draw(st.booleans()) else image
+
+
+def _swap(draw, tail, tails):
+    swap = layers.Permute((2, 1, 3)) if draw(st.booleans()) else lambda x: ops.swapaxes(x, 1, 2)
+    return _Tail(swap(tail.tensor), tail.period, 3 - tail.axis)
+
+
+def _to_sequence(draw, tail, tails):
+    tail = tail if tail.axis == 1 else _swap(draw, tail, tails)
+    return tail.then(layers.Reshape((-1, tail.frequencies * tail.channels)))
+
+
+def _image_windows(draw, tail):
+    """Draws options of layers of an image, and the factor of the period."""
+    options, size, stride = _windows(draw, tail, ("valid", "same"))
+    of_frequency = draw(st.integers(1, min(3, tail.frequencies)))
+    options["strides"] = tail.pair(stride, draw(st.sampled_from([1, 1, 2])))
+    return tail.pair(size, of_frequency), options, stride
+
+
+def _image_conv(draw, tail, tails):
+    sizes, options, stride = _image_windows(draw, tail)
+    groups = draw(st.sampled_from([g for g in (1, 2) if tail.channels % g == 0]))
+    if options["strides"] == (1, 1):
+        dilation = tail.pair(draw(st.integers(1, 2)), 1)
+        spans = [(size - 1) * rate for size, rate in zip(sizes, dilation, strict=True)]
+        if spans[tail.axis - 1] < tail.length:
+            options["dilation_rate"] = dilation
+    layer = layers.Conv2D(
+        groups * draw(st.integers(1, 2)),
+        sizes,
+        groups=groups,
+        activation=_activation(draw),
+        **options,
+    )
+    return tail.then(layer, stride)
+
+
+def _image_depthwise(draw, tail, tails):
+    sizes, options, stride = _image_windows(draw, tail)
+    if len({*options["strides"]}) > 1:  # TensorFlow has no others
+        return None
+    if draw(st.booleans()):
+        return tail.then(layers.SeparableConv2D(2, sizes, **options), stride)
+    return tail.then(layers.DepthwiseConv2D(sizes, **options), stride)
+
+
+def _image_pooling(draw, tail, tails):
+    sizes, options, stride = _image_windows(draw, tail)
+    kind = draw(st.sampled_from([layers.MaxPooling2D, layers.AveragePooling2D]))
+    return tail.then(kind(sizes, **options), stride)
+
+
+def _image_transposed(draw, tail, tails):
+    sizes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    strides = _size(draw, tail), draw(st.integers(1, 2))
+    layer = layers.Conv2DTranspose(
+        2, tail.pair(*sizes), tail.pair(*strides), padding=draw(st.sampled_from(["valid", "same"]))
+    )
+    return tail.then(layer, Fraction(1, strides[0]))
+
+
+def _image_padding(draw, tail, tails):
+    pair = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    time, frequency, kind = draw(pair), draw(pair), draw(st.integers(0, 2))
+    if kind == 0:
+        return tail.then(layers.ZeroPadding2D(tail.pair(time, frequency)))
+    if kind == 1:
+        size = _size(draw, tail)
+        return tail.then(layers.UpSampling2D(tail.pair(size, 2)), Fraction(1, size))
+    if tail.length < 10 or tail.frequencies <= sum(frequency):
+        return None
+    return tail.then(layers.Cropping2D(tail.pair((time[0], 0), frequency)))
+
+
+def _image_step(draw, tail, tails):
+    kind, axis = draw(st.integers(0, 3)), 3 - tail.axis
+    if kind == 0:
+        return tail.then(layers.BatchNormalization())
+    if kind == 1:
+        return tail.then(lambda x: x - ops.mean(x, axis=axis, keepdims=True))
+    if kind == 2:
+        return tail.then(layers.Dense(2, activation=_activation(draw)))
+    return tail.then(lambda x: layers.Add()([x, layers.Conv2D(x.shape[-1], 3, padding="same")(x)]))
+
+
 _GROWERS = [
     _conv, _conv, _depthwise, _separable, _pooling, _transposed, _up_sampling, _padding, _slice,
-    _recurrent, _at_each_step, _at_each_step, _merge, _merge, _nested, _shared,
+    _recurrent, _at_each_step, _at_each_step, _merge, _merge, _nested, _shared, _to_image,
+    _to_image, _to_image,
 ]  # fmt: skip
+
+_IMAGE_GROWERS = [
+    _image_conv, _image_conv, _image_depthwise, _image_pooling, _image_transposed, _image_padding,
+    _image_step, _swap, _to_sequence,
+]  # fmt: skip
+
+_IMAGE_ENDINGS = [
+    lambda: [layers.GlobalAveragePooling2D(), layers.Dense(2, activation="softmax")],
+    lambda: [layers.GlobalMaxPooling2D(keepdims=True), layers.Flatten()],
+]
 
 _ENDINGS = [
     lambda: [layers.GlobalAveragePooling1D(), layers.Dense(2, activation="softmax")],
