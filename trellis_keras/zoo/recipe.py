@@ -68,7 +68,7 @@ class Entry:
             if self.fast is None:
                 raise ValueError(f"{self.name} has no fast recipe. Omit `setting`.")
         training = self.training if setting is None else self.fast
-        return training() if callable(training) else training  # type: ignore[return-value]
+        return _made(training) if callable(training) else training  # type: ignore[return-value]
 
     def arguments_by(self, setting: str | None) -> dict[str, Any]:
         """Returns {argument: value} of those arguments in which the settings differ."""
@@ -105,6 +105,12 @@ class Entry:
     def types(self) -> dict[str, Any]:
         """{option: annotation} of the arguments and of the fields of a recipe."""
         return {**typing.get_type_hints(self.function), **_FIELDS}
+
+
+@functools.cache
+def _made(make: Callable[[], Training]) -> Training:
+    """Returns what a function makes, once: a `Training` never changes."""
+    return make()
 
 
 _FIELDS: dict[str, Any] = {

@@ -176,10 +176,8 @@ class Training:
         for name in PARTS:
             kind, part = self._class_of(name, given), given.get(name, getattr(self, name))
             if kind is not None:
-                known, part = (
-                    _defaults(kind),
-                    getattr(self, name) if isinstance(part, str) else part,
-                )
+                known = _defaults(kind)
+                part = getattr(self, name) if isinstance(part, str) else part
                 new = {k: given[_prefix(name) + k] for k in known if _prefix(name) + k in given}
                 old = _arguments(part)
                 if type(part) is not kind:
