@@ -4,6 +4,7 @@ Importing anything in `trellis_keras` imports Keras, which takes seconds. Help, 
 mistyped commands need neither: this module lies beside the package, and its commands import it.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -220,27 +221,11 @@ def train(
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
-    if not (names or as_published or coordinator):
-        _check_run_to_resume(output)
-    if text is not None:
-        _add_text(options, text)
-    from trellis_keras.training import devices as parallel
+    alone = _is_alone(coordinator, processes, process)
+    recipe = _chosen_recipe(names, options, text, precision, output, as_published, alone)
     from trellis_keras.zoo import run
 
-    if coordinator is not None:
-        parallel.join(coordinator, processes, process)
-    elif (processes, process) != (None, None):
-        raise ValueError("--processes and --process need --coordinator HOST:PORT.")
-    alone = coordinator is None
-    if precision is not None:
-        policy = _policy(precision)
-        if options.setdefault("dtype_policy", policy) != policy:
-            raise ValueError(
-                f"--precision {precision} and --dtype-policy {options['dtype_policy']} are "
-                "mutually exclusive."
-            )
-    recipe = _chosen_recipe(names, options, output, as_published)
-    try:
+    with _telling_how_to_resume(run, output):
         run.train(
             recipe,
             output,
@@ -252,11 +237,6 @@ def train(
             save_minutes=save_minutes,
             devices=devices,
         )
-    except KeyboardInterrupt:
-        saved = run.has_run(output)
-        then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
-        _echo(f"\nInterrupted. {then}", err=True)
-        raise
 
 
 def _echo(text="", *, newline=True, err=False):
@@ -586,40 +566,75 @@ def _sampler(name, vocabulary_size, options):
     return kind(**{names.get(option, option): value for option, value in settings.items()})
 
 
+def _is_alone(coordinator, processes, process):
+    """Joins the other processes of a run, if there are any."""
+    if coordinator is None:
+        if (processes, process) != (None, None):
+            raise ValueError("--processes and --process need --coordinator HOST:PORT.")
+        return True
+    from trellis_keras.training import devices
+
+    devices.join(coordinator, processes, process)
+    return False
+
+
+@contextlib.contextmanager
+def _telling_how_to_resume(run, output):
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = run.has_run(output)
+        then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
+        _echo(f"\nInterrupted. {then}", err=True)
+        raise
+
+
+def _chosen_recipe(names, options, text, precision, output, as_published, alone):
+    """Returns the recipe for the words MODEL [SETTING], or of the run in a folder."""
+    if text is not None:
+        given = options.get("data_options", {})
+        if "data" in options or not isinstance(given, dict) or "path" in given:
+            raise ValueError(f"--text {text} takes --data-options without a path, and no --data.")
+        options |= {"data": "text", "data_options": {"path": text, **given}}
+    if precision is not None:
+        if "dtype_policy" in options:
+            raise ValueError("--precision and --dtype-policy are mutually exclusive.")
+        options["dtype_policy"] = _policy(precision)
+    if as_published and not 1 <= len(names) <= 2 or not as_published and len(names) > 1:
+        words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
+        raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
+    if not names:
+        return _recipe_to_resume(output, alone).replace(**options)
+    from trellis_keras import zoo
+
+    make = zoo.published_recipe if as_published else zoo.recipe
+    return make(*names, **options)
+
+
 def _policy(precision):
     """Returns the dtype policy for the option --precision."""
-    from trellis_keras.zoo.environment import has_bfloat16_units
-
-    policies = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
     if precision == "auto":
-        return policies["bfloat16" if has_bfloat16_units() else "float32"]
+        from trellis_keras.zoo.environment import has_bfloat16_units
+
+        precision = "bfloat16" if has_bfloat16_units() else "float32"
+    policies = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
     if precision not in policies:
         raise ValueError(f"--precision must be auto, float32 or bfloat16. Received: {precision}")
     return policies[precision]
 
 
-def _chosen_recipe(names, options, output, as_published):
-    """Returns the recipe for the words MODEL [SETTING], or of the run in a folder."""
-    from trellis_keras import zoo
-
-    if as_published and 1 <= len(names) <= 2:
-        return zoo.published_recipe(*names, **options)
-    if as_published or len(names) > 1:
-        words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
-        raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
-    return zoo.recipe(*names, **options) if names else _recipe_to_resume(output).replace(**options)
-
-
-def _recipe_to_resume(output):
+def _recipe_to_resume(output, alone):
     """Returns the recipe of the run in a folder; all processes get that of process 0."""
+    if alone:
+        _check_run_to_resume(output)  # before the package is imported
     from trellis_keras import zoo
-    from trellis_keras.training import devices as parallel
+    from trellis_keras.training import devices
 
-    if parallel.process_index():
-        return zoo.registry.recipe_from_dict(json.loads(parallel.broadcast(b"")))
+    if devices.process_index():
+        return zoo.registry.recipe_from_dict(json.loads(devices.broadcast(b"")))
     _check_run_to_resume(output)
     recipe = zoo.read_recipe(output)
-    parallel.broadcast(recipe.to_json().encode())
+    devices.broadcast(recipe.to_json().encode())
     return recipe
 
 
@@ -631,14 +646,6 @@ def _check_run_to_resume(output):
             f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "
             "run that was killed before its first batch, repeat the full command."
         ) from error
-
-
-def _add_text(options, path):
-    """Adds the options for which --text is short."""
-    given = options.get("data_options", {})
-    if "data" in options or not isinstance(given, dict) or "path" in given:
-        raise ValueError(f"--text {path} takes --data-options without a path, and no --data.")
-    options |= {"data": "text", "data_options": {"path": path, **given}}
 
 
 def _range(text):

@@ -205,8 +205,10 @@ class Training:
     def _class_of(self, name, given):
         """Returns the class of a part after `replace`, or None."""
         classes, part = PARTS[name], given.get(name, getattr(self, name))
-        if isinstance(part, str) and part in classes:
-            return classes[part]
+        if isinstance(part, str):
+            part = {name.lower(): kind for name, kind in classes.items()}.get(part.lower(), part)
+            if isinstance(part, type):
+                return part
         if part is None and name not in given and len(classes) == 1:
             (kind,) = classes.values()
             return kind if any(option.startswith(_prefix(name)) for option in given) else None

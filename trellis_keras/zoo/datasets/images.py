@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import io
 import math
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ PUBLISHED = {
     "seq_cifar10": PublishedImages((32, 32, 3), 50_000, 10_000, 0.5, 0.5),
 }
 
-_MNIST_TERMS = {
+_MNIST_TERMS: dict[str, Any] = {
     "citation": "MNIST by LeCun, Cortes and Burges (1998)",
     "license": "commonly given as CC BY-SA 3.0",
 }

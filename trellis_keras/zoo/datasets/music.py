@@ -1,6 +1,7 @@
 """Polyphonic music as piano rolls: JSB Chorales and Nottingham."""
 
 import io
+from typing import Any
 
 from trellis_keras.data.streams import PianoRollStream
 from trellis_keras.files import checksum, read_file
@@ -22,7 +23,7 @@ def _source(name, file):
 
 JSB = _source("jsb", "JSB_Chorales.mat")
 NOTTINGHAM = _source("nottingham", "Nottingham.mat")
-_TERMS = {
+_TERMS: dict[str, Any] = {
     "citation": "piano rolls by Boulanger-Lewandowski et al. (2012)",
     "license": "no license is stated",
 }

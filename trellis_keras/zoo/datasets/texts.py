@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 
@@ -122,13 +123,16 @@ LAMBADA = Source(
 )
 LAMBADA_PASSAGES = (4_869, 5_153)
 
-_PTB_TERMS = {
+_PTB_TERMS: dict[str, Any] = {
     "citation": "Penn Treebank (Marcus et al. 1993) in Mikolov's preparation (2010)",
     "license": "Wall Street Journal text, licensed by the LDC (Treebank-3) for research; may not "
     "be passed on",
 }
-_WIKITEXT_TERMS = {"citation": "Wikipedia articles (Merity et al. 2016)", "license": "CC BY-SA 3.0"}
-_WIKIPEDIA_TERMS = {
+_WIKITEXT_TERMS: dict[str, Any] = {
+    "citation": "Wikipedia articles (Merity et al. 2016)",
+    "license": "CC BY-SA 3.0",
+}
+_WIKIPEDIA_TERMS: dict[str, Any] = {
     "citation": "the start of a dump of Wikipedia (Mahoney 2006)",
     "license": "CC BY-SA 3.0 and GFDL",
 }
