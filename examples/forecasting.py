@@ -34,5 +34,5 @@ print(f"Values inside the 80 % band: {inside:.0%}")
 
 # The picture shows the backtest and the week before it.
 forecasts.fit(table[: -HORIZON * WINDOWS])
-figure = forecasts.plot(table, backtest, history=2 * HORIZON * WINDOWS)
+figure = forecasts.plot(table, backtest, max_insample_length=2 * HORIZON * WINDOWS)
 figure.savefig("forecasting.png", dpi=120)

@@ -286,6 +286,6 @@ def test_forecasts_need_a_fit():
 
 def test_pictures_have_history_forecast_and_band():
     forecasts = Forecasts(12).fit(pd.concat([noisy(), noisy(name="b")]))
-    figure = forecasts.plot(history=50)
+    figure = forecasts.plot(max_insample_length=50)
     assert sum(bool(ax.lines) for ax in figure.axes) == 2
     assert all(ax.collections for ax in figure.axes)

@@ -149,7 +149,7 @@ def forecast(
         steps = forecasts.horizon * (
             _HISTORY + (0 if backtest is None else backtest["cutoff"].nunique())
         )
-        figure = forecasts.plot(known, pd.concat(drawn), models=[kind], history=steps)
+        figure = forecasts.plot(known, pd.concat(drawn), models=[kind], max_insample_length=steps)
         figure.savefig(temporary, dpi=120, bbox_inches="tight")
     if save is not None:
         forecasts.save(save, overwrite)

@@ -20,6 +20,7 @@ from trellis_keras.models.losses import SquaredError, expand_to_rank
 from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
+from trellis_series.ensemble import fill
 from trellis_series.linear_map import LinearMap, fill_missing, fit_map
 from trellis_series.quantiles import (
     Coverage,
@@ -31,6 +32,7 @@ from trellis_series.quantiles import (
     middle_quantile,
     without_missing,
 )
+from trellis_series.seasons import naive_season
 
 _SCALES = ("data", "window")
 _MOST_VALUES = 2**23  # in the windows used to fit a linear map
@@ -290,11 +292,20 @@ class Forecaster(SequenceModel):
                 f"The linear map needs windows of `linear_window` + `horizon` = "
                 f"{self.linear.window} + {self.horizon} rows. Received: none in the training data"
             )
-        kernel, least_scale, residuals = fit_map(x, y, x_valid, y_valid)
+        longest = max(rows, key=len)
+        kernel, least_scale, residuals = fit_map(
+            x, y, x_valid, y_valid, [self._season(longest[:, j]) for j in range(self.targets)]
+        )
         self.linear.kernel.assign(kernel.reshape(self.linear.kernel.shape))
         self.linear.least_scale.assign(least_scale)
         if self.quantiles is not None:
             self.offsets.assign(_starting_offsets(residuals, self.quantiles))
+
+    def _season(self, y):
+        """Returns the lag with the best naive forecasts of a series, at most the window."""
+        y = np.asarray(y, "float64")
+        y = fill(y, 1) if not np.isnan(y).all() else np.zeros(len(y))
+        return naive_season(y, range(2, self.linear.window + 1), self.horizon)
 
     def _linear_windows(self, series):
         """Returns standardized inputs and targets of evenly spaced windows of series."""

@@ -394,12 +394,7 @@ class Forecasts:
         self,
         df: Any = None,
         forecasts: pd.DataFrame | None = None,
-        *,
-        ids: Sequence[Any] | None = None,
-        max_ids: int = 8,
-        models: Sequence[str] = ("ours",),
-        history: int | None = None,
-        ax: Any = None,
+        **options: Any,
     ) -> Any:
         """Draws series with forecasts and bands, by `utilsforecast.plotting.plot_series`.
 
@@ -407,11 +402,7 @@ class Forecasts:
             df: Table, as in `fit`. Defaults to `None`, the last values that the forecasts read.
             forecasts: Data frame from `predict` or `cross_validation`, or several concatenated.
                 Defaults to `None`, the result of `predict()`.
-            ids: Names of the series to draw. Defaults to `None`, the first ones.
-            max_ids: Positive integer, most series to draw. Defaults to 8.
-            models: Names of the forecasts to draw, columns of `forecasts`. Defaults to `("ours",)`.
-            history: Positive integer, last steps of each series to draw. Defaults to `None`, all.
-            ax: Matplotlib axes to draw on. Defaults to `None`, a new figure.
+            options: Other arguments of `plot_series`, such as `ids` and `max_insample_length`.
 
         Returns:
             A Matplotlib figure.
@@ -419,21 +410,13 @@ class Forecasts:
         columns = self.columns
         forecasts = self.predict() if forecasts is None else forecasts
         frame = self._recent() if df is None else to_frame(df, columns)
-        names = list(dict.fromkeys(forecasts[columns.id]))[:max_ids] if ids is None else list(ids)
-        seen = frame[[columns.id, columns.time, columns.target]]
-        drawn = forecasts.drop(columns=["cutoff", columns.target], errors="ignore")
         return plot_series(
-            self._drawable(seen),
-            self._drawable(drawn),
-            ids=names,
-            max_ids=max_ids,
-            models=list(models),
-            level=list(self.levels),
-            max_insample_length=history,
+            self._drawable(frame[[columns.id, columns.time, columns.target]]),
+            self._drawable(forecasts.drop(columns=["cutoff", columns.target], errors="ignore")),
+            **{"level": list(self.levels), **options},
             id_col=columns.id,
             time_col=columns.time,
             target_col=columns.target,
-            ax=ax,
         )
 
     def _drawable(self, table):

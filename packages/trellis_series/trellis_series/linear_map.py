@@ -1,5 +1,7 @@
 """The linear map of a `Forecaster`: a layer, and its fit in closed form."""
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 from keras import ops
@@ -8,11 +10,9 @@ from keras_streams import StreamingMixin
 from trellis_keras.types import Cache, Shape, Tensor
 from trellis_series import ridge
 
-_MOST_WINDOWS = 2_000  # evenly spaced, used to find the season
 _MOST_FEATURES = 1_000  # above which fewer steps of other channels are read
 _HELD_OUT = 0.2  # share of the training windows that choose the penalty
 _QUIET = 0.05  # quantile of the windows' scales that serves as the smallest scale
-_NEAR = 1.03  # a season this close to the best one is as good
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -110,7 +110,11 @@ def fill_missing(x: Tensor) -> Tensor:
 
 
 def fit_map(
-    x: np.ndarray, y: np.ndarray, x_valid: np.ndarray, y_valid: np.ndarray
+    x: np.ndarray,
+    y: np.ndarray,
+    x_valid: np.ndarray,
+    y_valid: np.ndarray,
+    seasons: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the weights of a `LinearMap`: a ridge regression that shrinks to the seasonal naive.
 
@@ -121,25 +125,25 @@ def fit_map(
         x, x_valid: Arrays (windows, W, channels) in chronological order, the targets first.
             Covariates are standardized, missing values filled.
         y, y_valid: Arrays (windows, H, targets). Missing values are NaN.
+        seasons: Integers (targets,), of the naive forecasts.
 
     Returns:
         The kernel (W, channels, H, targets), the least scales (targets,), and what is left of
         targets in units of the scale of their windows, (windows, H, targets).
     """
     inputs, targets = np.concatenate([x, x_valid]), np.concatenate([y, y_valid])
-    found = [_fit_target(inputs, targets, len(x), j) for j in range(y.shape[-1])]
+    found = [_fit_target(inputs, targets, len(x), j, m) for j, m in enumerate(seasons)]
     kernels, scales, residuals = zip(*found, strict=True)
     return np.stack(kernels, axis=-1), np.array(scales), np.stack(residuals, axis=-1)
 
 
-def _fit_target(x, y, count, target):
+def _fit_target(x, y, count, target, m):
     """Returns kernel, least scale and residuals of one target, from `count` training windows."""
     (window, channels), (horizon, targets) = x.shape[1:], y.shape[1:]
     scale = np.abs(np.diff(x[..., target], axis=1)).mean(axis=1)
     least = float(np.quantile(scale[scale > 0], _QUIET)) if scale.any() else 1.0
     unit = np.maximum(scale, least)[:, None]
     x, y = x / unit[..., None], y[..., target] / unit
-    m = _best_season(x[..., target], y)
     naive = window - m + np.arange(horizon) % m
     # Each row of `reads` is a feature: a step of a channel, of targets less the mean of a season.
     reach = min(window, max(horizon, _MOST_FEATURES // channels))
@@ -162,13 +166,3 @@ def _fit_target(x, y, count, target):
     whole = (reads.T @ kernel).reshape(window, channels, horizon)
     whole[naive, target, np.arange(horizon)] += 1
     return whole, least, held[best] if held.size else left
-
-
-def _best_season(x, y):
-    """Returns the shortest lag whose naive forecast of windows is the best, or nearly."""
-    rows = np.linspace(0, len(x) - 1, min(_MOST_WINDOWS, len(x))).astype(int)
-    x, y, window = x[rows], y[rows], x.shape[1]
-    ahead = np.arange(y.shape[1])
-    lags = np.arange(1, window + 1)
-    errors = [np.nanmean(np.abs(y - x[:, window - m + ahead % m])) for m in lags]
-    return int(lags[np.array(errors) <= _NEAR * np.nanmin(errors)][0])
