@@ -36,10 +36,19 @@ def test_semicolons_and_decimal_commas(tmp_path):
     assert first_forecast(read_csv(path)) == pd.Timestamp("2024-01-06")
 
 
-def test_thousands_are_read_beside_decimal_commas(tmp_path):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ds;y;n\n31.12.2023;1.234,5;2.000\n01.01.2024;12,25;-1\n",
+        'ds,y,n\n31.12.2023,"1,234.5","2,000"\n01.01.2024,12.25,-1\n',
+    ],
+)
+def test_thousands_are_read_beside_dates_with_dots(tmp_path, text):
     path = tmp_path / "t.csv"
-    path.write_text("ds;y\n2024-01-01;1.234,5\n2024-01-02;12,25\n")
-    assert read_csv(path)["y"].tolist() == [1234.5, 12.25]
+    path.write_text(text)
+    table = read_csv(path)
+    assert table["ds"].tolist() == ["31.12.2023", "01.01.2024"]
+    assert table["y"].tolist() == [1234.5, 12.25] and table["n"].tolist() == [2000, -1]
 
 
 def test_months_first_with_hours(tmp_path):

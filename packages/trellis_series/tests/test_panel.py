@@ -40,8 +40,9 @@ def test_times_keep_their_zone(zone):
 @pytest.mark.parametrize(
     "freq", ["h", "30min", "D", "B", "W-WED", "MS", "ME", "QS", "YS", "3h", "2W-MON"]
 )
-def test_frequencies_are_found_beside_gaps(freq):
-    times = pd.date_range("2001-01-31", periods=60, freq=freq)
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_frequencies_are_found_beside_gaps(freq, zone):
+    times = pd.date_range("2001-01-31", periods=60, freq=freq, tz=zone)
     gaps = times.delete([20, 33, 34])
     found = infer_freq(gaps)
     assert pd.date_range(times[0], times[-1], freq=found).equals(times)

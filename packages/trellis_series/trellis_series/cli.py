@@ -130,7 +130,7 @@ def forecast(
             forecasts.network = forecasts.net  # trained once, and left out where it did not help
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(of_naive, fallback)}")
-        few = sum(model.has_few_origins for model, _ in forecasts.models.values())
+        few = sum(model.has_few_origins for model in forecasts.models.values())
         if few:
             typer.echo(
                 f"{few:,} of {len(forecasts.models):,} series are too short to know how wide a "
@@ -258,6 +258,7 @@ def _with_rivals(forecasts, frame, found):
 def main() -> None:
     """Runs the command line."""
     warnings.showwarning = _show_warning
+    warnings.simplefilter("once")
     try:
         app()
     except (ValueError, OSError) as error:

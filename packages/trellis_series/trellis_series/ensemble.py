@@ -84,6 +84,7 @@ class Ensemble:
         independent: Float, the number of origins that share no targets.
         naive_change: Float, the root mean square change over `naive_season`.
         state: `State` after the last value.
+        last: The time of that value, of the kind of the table's times.
         net_share: Float, the weight of a network, see `network`.
         reach: Integer, number of last values that the network reads.
     """
@@ -105,6 +106,7 @@ class Ensemble:
     independent: float
     naive_change: float
     state: State
+    last: Any = None
     net_share: float = 0.0
     reach: int = 0
 

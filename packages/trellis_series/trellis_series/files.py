@@ -21,8 +21,8 @@ _DECIMAL_COMMA = re.compile(r"-?\d{1,3}(\.?\d{3})*,\d+")
 def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
     """Reads a CSV file by `pandas.read_csv`, after checks of its size and its quotes.
 
-    The encoding (UTF-8, or else Windows-1252), the separator (a comma, semicolon, tab or bar) and
-    the decimal sign are detected, unless they are given.
+    The encoding (UTF-8, or else Windows-1252), the separator (a comma, semicolon, tab or bar), the
+    decimal sign and groups of thousands are detected, unless they are given.
 
     Args:
         path: File, which may be compressed (`.gz`).
@@ -53,15 +53,30 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         raise ValueError(f"{path} is empty.")
     options.setdefault("sep", _separator(sample))
     options.setdefault("decimal", _decimal(sample, options["sep"]))
-    if options["decimal"] == ",":
-        options.setdefault("thousands", ".")
     with warnings.catch_warnings():
         # Without this, pandas drops what is beyond the columns of the first line.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            return pd.read_csv(io.StringIO(text), skipinitialspace=True, index_col=False, **options)
+            table = pd.read_csv(
+                io.StringIO(text), skipinitialspace=True, index_col=False, **options
+            )
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise ValueError(f"{path} is not a table: {error}") from error
+    # pandas would also take the dots of dates for groups.
+    if "thousands" in options:
+        return table
+    return pd.DataFrame({name: _ungroup(table[name], options["decimal"]) for name in table})
+
+
+def _ungroup(column, decimal):
+    """Returns numbers for a column of texts such as 1.234,5, or 1,234.5 with a decimal point."""
+    point, group = re.escape(decimal), "." if decimal == "," else ","
+    number = rf"-?\d{{1,3}}({re.escape(group)}\d{{3}})*({point}\d+)?"
+    texts = column.dropna()
+    is_text = len(texts) > 0 and pd.api.types.is_string_dtype(texts)
+    if not is_text or not texts.str.fullmatch(number).all():
+        return column
+    return pd.to_numeric(column.str.replace(group, "").str.replace(decimal, "."))
 
 
 def _decode(path, content, encoding):

@@ -1,12 +1,12 @@
 """Forecasts of the series of a data frame, with bands."""
 
 import copy
-import dataclasses
 import numbers
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,7 +106,7 @@ class Forecasts:
             )
         self.network = network
         self.seed = seed
-        self.models: dict[Any, Fitted] = {}
+        self.models: dict[Any, Ensemble] = {}
         self.is_better: bool | None = None
         self.net: Any = None
 
@@ -133,7 +133,7 @@ class Forecasts:
         return self
 
     def _fit(self, panel):
-        """Returns a dict from the name of each series to its `Fitted`."""
+        """Returns a dict from the name of each series to its `Ensemble`."""
         self._candidates = self.candidate_seasons(panel, self.fitted_freq)
         fittings = [self._fitting(series) for series in tqdm(panel, delay=10, disable=None)]
         groups: dict[Any, list[Fitting]] = {}
@@ -156,10 +156,8 @@ class Forecasts:
             for fitting, loss in zip(fittings, losses, strict=True)
         ]
         self.net = network.fit(fittings, models, self.network, self.seed)
-        return {
-            series.name: Fitted(model, series.times[-1])
-            for series, model in zip(panel, models, strict=True)
-        }
+        pairs = zip(panel, models, strict=True)
+        return {series.name: replace(model, last=series.times[-1]) for series, model in pairs}
 
     def candidate_seasons(self, panel: Sequence[History], freq: str | int) -> list[int]:
         """Returns the seasons that series may have, shortest first."""
@@ -172,6 +170,11 @@ class Forecasts:
 
     def _fitting(self, series):
         return Fitting(series.y, self._candidates, self.horizon, series.future, series.past)
+
+    def _model(self, series):
+        """Returns the forecast of a series that is fitted alone."""
+        fitting = self._fitting(series)
+        return replace(fitting.combine(fitting.losses()), last=series.times[-1])
 
     # Forecasts
 
@@ -218,19 +221,17 @@ class Forecasts:
         """Returns the models in the states after another table."""
         found = {}
         for series in self._read(df):
-            if series.name in self._fitted():
-                model = self.models[series.name].model
-                state = model.begin(series.y, series.future, series.past)
-                model = dataclasses.replace(model, state=state)
+            model = self.models.get(series.name)
+            if model is None:
+                found[series.name] = self._model(series)
             else:
-                fitting = self._fitting(series)
-                model = fitting.combine(fitting.losses())
-            found[series.name] = Fitted(model, series.times[-1])
+                state = model.begin(series.y, series.future, series.past)
+                found[series.name] = replace(model, state=state, last=series.times[-1])
         return found
 
     def _read(self, df):
         frame = to_frame(df, self.columns)
-        kind = pd.Index([last for _, last in self._fitted().values()]).dtype
+        kind = pd.Index([model.last for model in self._fitted().values()]).dtype
         return read_panel(frame, self.columns, self.fitted_freq, self.encoding, kind)[0]
 
     def _ahead(self, X_df, times):
@@ -250,7 +251,7 @@ class Forecasts:
     def _frame(self, models, times, ahead, levels, naive):
         nets = self._net_forecasts(models, ahead)
         parts = []
-        for name, (model, _) in models.items():
+        for name, model in models.items():
             found = {"ours": model.outlook(model.state, ahead[name], nets.get(name))}
             if naive:
                 found["naive"] = model.naive(model.state)
@@ -264,15 +265,16 @@ class Forecasts:
         values = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
         names = pd.Series(list(models)).repeat(self.horizon).reset_index(drop=True)
         first, *others = times.values()
-        ahead_of = first.append(others)
-        return pd.DataFrame({self.columns.id: names, self.columns.time: ahead_of, **values})
+        return pd.DataFrame(
+            {self.columns.id: names, self.columns.time: first.append(others), **values}
+        )
 
     def _net_forecasts(self, models, ahead):
         """Returns the network's forecasts, by series."""
-        names = [name for name, (model, _) in models.items() if model.net_share]
+        names = [name for name, model in models.items() if model.net_share]
         if not names:
             return {}
-        states = [models[name].model.state for name in names]
+        states = [models[name].state for name in names]
         parts = [(s.values, s.past, s.future) for s in states]
         inputs = (
             np.stack([each[-self.net.window :] for each in part])
@@ -295,21 +297,18 @@ class Forecasts:
             ValueError: If the table is not as in `fit`.
         """
         for series in self._read(df):
-            if series.name not in self._fitted():
-                fitting = self._fitting(series)
-                model = fitting.combine(fitting.losses())
-                self.models[series.name] = Fitted(model, series.times[-1])
-                continue
-            model, last = self.models[series.name]
-            if series.times[-1] > last:
-                self.models[series.name] = self._after(series, model, last)
+            model = self.models.get(series.name)
+            if model is None:
+                self.models[series.name] = self._model(series)
+            elif series.times[-1] > model.last:
+                self.models[series.name] = self._after(series, model)
         return self
 
-    def _after(self, series, model, last):
-        """Returns the model after the steps of a series that follow a time."""
-        start = int(series.times.searchsorted(last, "right"))
+    def _after(self, series, model):
+        """Returns the model after the steps of a series that it has not read."""
+        start = int(series.times.searchsorted(model.last, "right"))
         state = model.state
-        ends = pd.Index([last, *series.times[start:]])
+        ends = pd.Index([model.last, *series.times[start:]])
         gap = len(time_grid(self.fitted_freq, ends, len(ends))) - len(ends)
         if gap:
             warnings.warn(f"{gap:,} missing rows were added to the table.", stacklevel=3)
@@ -317,7 +316,7 @@ class Forecasts:
             state = model.observe(state, np.array([np.nan]), state.future[-1], state.past[-1])
         for t in range(start, len(series.y)):
             state = model.observe(state, series.y[t : t + 1], series.future[t], series.past[t])
-        return Fitted(dataclasses.replace(model, state=state), series.times[-1])
+        return replace(model, state=state, last=series.times[-1])
 
     def cross_validation(
         self,
@@ -364,9 +363,8 @@ class Forecasts:
                 own.models = own._fit([series.before(ends[series.name]) for series in panel])
             else:
                 for series in panel:
-                    model = own.models[series.name]
                     known = series.before(ends[series.name])
-                    own.models[series.name] = own._after(known, *model)
+                    own.models[series.name] = own._after(known, own.models[series.name])
             parts.append(own._window(panel, ends, naive))
         self.net = own.net
         found = pd.concat(parts, ignore_index=True)
@@ -432,9 +430,9 @@ class Forecasts:
     def _recent(self):
         """Returns the values in the states as a table."""
         parts = []
-        for name, (model, last) in self._fitted().items():
+        for name, model in self._fitted().items():
             y = model.state.values * model.scale
-            times = time_range(self.fitted_freq, end=last, periods=len(y))
+            times = time_range(self.fitted_freq, end=model.last, periods=len(y))
             row = {self.columns.id: name, self.columns.time: times, self.columns.target: y}
             parts.append(pd.DataFrame(row))
         return pd.concat(parts, ignore_index=True)
@@ -462,7 +460,7 @@ class Forecasts:
             raise ValueError(f"Name one of the {len(models)} series: `unique_id`.")
         if unique_id is not None and unique_id not in models:
             raise ValueError(f"There is no series {unique_id!r}.")
-        model = models[next(iter(models)) if unique_id is None else unique_id].model
+        model = models[next(iter(models)) if unique_id is None else unique_id]
         return ForecastStream(model, self.levels, self.net if model.net_share else None, dtype)
 
     def export(
@@ -510,12 +508,10 @@ class Forecasts:
             "seasons": self._candidates,
             "is_better": self.is_better,
         }
-        models = {name: model for name, (model, _) in self._fitted().items()}
-        last = pd.Index([each.last for each in self.models.values()])
-        saving.save(path, about, models, last, self.net and self.net.model, overwrite)
+        saving.save(path, about, self._fitted(), self.net and self.net.model, overwrite)
 
     def _arguments(self):
-        columns = dataclasses.asdict(self.columns)
+        columns = asdict(self.columns)
         roles = {f"{name}_col": columns.pop(name) for name in ("id", "time", "target")}
         names = ("horizon", "freq", "levels", "season", "seed")
         return {**{name: getattr(self, name) for name in names}, **columns, **roles}
@@ -528,7 +524,7 @@ class Forecasts:
             ValueError: If the folder has anything else, or is damaged.
             OSError: If it cannot be read.
         """
-        about, models, last, net = saving.load(path)
+        about, models, net = saving.load(path)
         try:
             forecasts = cls(**about["arguments"], network=None)
             forecasts.fitted_freq, forecasts.encoding = about["freq"], about["encoding"]
@@ -538,18 +534,8 @@ class Forecasts:
         if any(model.horizon != forecasts.horizon for model in models.values()):
             raise ValueError(f"{path} is damaged: its horizons differ")
         forecasts.net = None if net is None else network.Network(net)
-        forecasts.models = {
-            name: Fitted(model, time)
-            for (name, model), time in zip(models.items(), last, strict=True)
-        }
+        forecasts.models = models
         return forecasts
-
-
-class Fitted(NamedTuple):
-    """The forecast of a series, and the plain time of its last value."""
-
-    model: Ensemble
-    last: Any
 
 
 def _levels(levels):

@@ -46,7 +46,6 @@ def save(
     path: str | os.PathLike,
     about: dict[str, Any],
     models: dict[Any, Ensemble],
-    last: pd.Index,
     network: Any = None,
     overwrite: bool = False,
 ) -> None:
@@ -56,7 +55,6 @@ def save(
         path: The folder.
         about: What else there is to know, as JSON.
         models: The forecasts of the series.
-        last: The last time of each series.
         network: Keras model, or `None`.
         overwrite: Boolean, whether to replace an earlier save. Defaults to `False`.
 
@@ -69,6 +67,7 @@ def save(
         raise ValueError(
             f"The names of saved series must be strings or numbers. Received: {wrong[0]!r}"
         )
+    last = pd.Index([model.last for model in models.values()])
     times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
     rows = [_arrays(_parts(model)) for model in models.values()]
     stacked = {}
@@ -88,8 +87,8 @@ def save(
             network.save(folder / _NETWORK)
 
 
-def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], pd.Index, Any]:
-    """Returns what `save` was given: `about`, the models, the last times, and the network.
+def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], Any]:
+    """Returns what `save` was given: `about`, the models, and the network.
 
     Raises:
         ValueError: If the folder has anything else.
@@ -110,20 +109,22 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
                     end = first + math.prod(shape)
                     row[name] = stacked[name][first:end].reshape(shape)
                     first = end
-        models = dict(zip(about["names"], map(_restored, rows), strict=True))
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
+        restored = (_restored(row, time) for row, time in zip(rows, last, strict=True))
+        models = dict(zip(about["names"], restored, strict=True))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ValueError(f"{path / _ARRAYS} is damaged: {error!r}") from error
     reach = {model.reach for model in models.values() if model.net_share}
     network = load_model(path / _NETWORK) if reach else None
     if network is not None and reach != {network.linear.window}:
         raise ValueError(f"{path / _NETWORK} reads other windows than the forecasts.")
-    return about, models, last, network
+    return about, models, network
 
 
 def _parts(model):
-    """Returns the fields of a model by name."""
-    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    """Returns the fields of a model by name, but the last time."""
+    names = [field.name for field in dataclasses.fields(model) if field.name != "last"]
+    return {name: getattr(model, name) for name in names}
 
 
 def _arrays(value, name=""):
@@ -143,9 +144,9 @@ def _arrays(value, name=""):
     }
 
 
-def _restored(arrays):
+def _restored(arrays, last):
     """Returns the model whose `_parts` became these arrays."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = {"last": last}
     for place, array in arrays.items():
         *path, leaf = place.split(".")
         node = tree

@@ -198,7 +198,8 @@ def _infer_freq(times):
         )
     # Clocks change, but days are days, and hours are hours.
     is_daily = np.median(np.diff(times.as_unit("ns").asi8)) >= 20 * 3_600e9
-    times = times.tz_localize(None) if is_daily else times.tz_convert("UTC") if times.tz else times
+    if times.tz is not None:
+        times = times.tz_localize(None) if is_daily else times.tz_convert(None)
     found = pd.infer_freq(times)
     if found is not None:
         return found
