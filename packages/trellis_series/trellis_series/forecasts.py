@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import keras
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 from utilsforecast.plotting import plot_series
 
 from trellis_keras.layers.checks import check_positive
-from trellis_series import network, saving, seasons
+from trellis_series import network as networks
+from trellis_series import saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
 from trellis_series.panel import Columns, History, read_future, read_panel, to_frame
@@ -100,9 +102,11 @@ class Forecasts:
         if season is not None:
             given = season if isinstance(season, Sequence) else [season]
             self.season = sorted({check_positive(season=each)[0] for each in given})
-        if isinstance(network, str) and network != "auto":
+        kinds = (keras.Layer, networks.Network)
+        if not (network is None or isinstance(network, kinds) or network == "auto"):
             raise ValueError(
-                f"`network` must be 'auto', None or a layer. Received: network={network!r}"
+                "`network` must be 'auto', a layer, a trained network or None. Received: "
+                f"network={network!r}"
             )
         self.network = network
         self.seed = seed
@@ -155,7 +159,7 @@ class Forecasts:
             fitting.combine(loss, pooled.get(tuple(fitting.experts)))
             for fitting, loss in zip(fittings, losses, strict=True)
         ]
-        self.net = network.fit(fittings, models, self.network, self.seed)
+        self.net = networks.fit(fittings, models, self.network, self.seed)
         pairs = zip(panel, models, strict=True)
         return {series.name: replace(model, last=series.times[-1]) for series, model in pairs}
 
@@ -533,7 +537,7 @@ class Forecasts:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         if any(model.horizon != forecasts.horizon for model in models.values()):
             raise ValueError(f"{path} is damaged: its horizons differ")
-        forecasts.net = None if net is None else network.Network(net)
+        forecasts.net = None if net is None else networks.Network(net)
         forecasts.models = models
         return forecasts
 

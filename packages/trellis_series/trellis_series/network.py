@@ -38,6 +38,12 @@ class Network:
         assert self.model.linear is not None
         return self.model.linear.window
 
+    @property
+    def channels(self) -> int:
+        """The number of channels: the values, and all covariates."""
+        assert self.model.linear is not None
+        return self.model.linear.kernel.shape[1]
+
     def __call__(self, y: Any, past: Any = None, future: Any = None, ahead: Any = None) -> Any:
         """Returns forecasts (batch, horizon).
 
@@ -73,7 +79,16 @@ def fit(
     """
     if kind is None or (isinstance(kind, str) and not _is_worth_trying(fittings)):
         return None
-    found = kind if isinstance(kind, Network) else train(fittings, kind, seed)
+    if isinstance(kind, Network):
+        found: Network | None = kind
+        needed = fittings[0].horizon, 1 + fittings[0].past.shape[1] + fittings[0].future.shape[1]
+        if needed != (kind.model.horizon, kind.channels):
+            raise ValueError(
+                "The network must forecast {} steps from {} channels. Received: a network for {} "
+                "steps from {} channels".format(*needed, kind.model.horizon, kind.channels)
+            )
+    else:
+        found = train(fittings, kind, seed)
     return found if found and weigh(found, fittings, models) else None
 
 
