@@ -95,6 +95,13 @@ def test_short_series_of_weeks_are_forecast_by_their_weeks():
     assert error < 1.5
 
 
+def test_two_years_of_weeks_are_forecast_by_their_year():
+    weeks = np.arange(52 * 2 + 20)
+    y = 100 + 30 * np.sin(weeks * 2 * np.pi / 52) + np.random.default_rng(0).normal(size=len(weeks))
+    found = Forecasts(13).fit(table(y[:-13], "W-SUN")).predict()
+    assert np.abs(found["ours"] - y[-13:]).mean() < 5
+
+
 def test_a_panel_shares_what_its_series_have_in_common():
     rng = np.random.default_rng(0)
     pattern = rng.normal(size=12)

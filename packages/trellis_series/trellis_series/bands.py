@@ -53,8 +53,13 @@ def calibrate(
     mean = np.where(known, u, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1) + 1e-9
     mean = np.where(known.any(axis=0), mean, mean.max())
     shape = np.convolve(np.pad(mean, 1, mode="edge"), [0.25, 0.5, 0.25], "valid")
-    shares = np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1))
-    return np.outer(np.quantile((u / shape)[known], np.minimum(shares, 1.0)), shape)
+    return np.outer(np.quantile((u / shape)[known], shares(levels, independent)), shape)
+
+
+def shares(levels: Sequence[float], independent: float) -> np.ndarray:
+    """Returns the shares of past errors that bands must hold, at most halfway to all of them."""
+    given = np.array(levels) / 100
+    return np.minimum(given * (1 + _CORRECTION / (independent + 1)), (1 + given) / 2)
 
 
 def changes(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:

@@ -245,7 +245,7 @@ def _with_rivals(forecasts, frame, found):
     candidates = forecasts.candidate_seasons(panel, freq)
     found = found.assign(**{name: np.nan for name in _RIVALS})
     for series in panel:
-        season = next((s for s in candidates if 3 * s <= len(series.y)), 1)
+        season = next((s for s in candidates if 2 * s < len(series.y)), 1)
         y = fill(series.y, season)
         for cutoff, rows in found[found[columns.id] == series.name].groupby("cutoff"):
             history = y[: series.times.get_loc(cutoff) + 1][-_RIVAL_ROWS:]

@@ -215,7 +215,8 @@ class Ensemble:
             factors = bands.calibrate(errors, self.origin_local, self.independent, levels)
         if self.has_few_origins:
             cycles = -(-np.arange(1, self.horizon + 1) // self.naive_season)
-            normal = [NormalDist().inv_cdf(0.5 + p / 200) for p in levels]
+            shares = bands.shares(levels, self.independent)
+            normal = [NormalDist().inv_cdf(0.5 + share / 2) for share in shares]
             least = np.outer(normal, self.naive_change * np.sqrt(cycles))
         return bands.Band(factors, least)
 
@@ -241,7 +242,7 @@ class Ensemble:
 
 def first_origin(length: int, season: int, horizon: int) -> int:
     """Returns the index of the first origin, or `length` if the series is too short for one."""
-    first = max(length // 3, min(season + 4, length - horizon - 1), 2)
+    first = max(length // 3, min(season + 4, length - horizon - 1), season, 2)
     return first if length - horizon > first else length
 
 

@@ -58,7 +58,7 @@ class Fitting:
         past: np.ndarray,
     ) -> None:
         self.horizon = horizon
-        self.season = next((s for s in candidates if len(y) >= 3 * s), 1)
+        self.season = next((s for s in candidates if len(y) >= 2 * s), 1)
         self.known = ~np.isnan(y)
         y = fill(y, self.season)
         self.scale = seasons.naive_scale(y, self.season) or float(np.abs(y).max()) or 1.0
