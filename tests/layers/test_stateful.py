@@ -87,7 +87,9 @@ def test_batches_continue_each_other(make):
     assert not np.any(by_first) and np.any(by_second)
 
 
-@pytest.mark.parametrize("make", [gru, trellis, lattice, cells])
+@pytest.mark.parametrize(
+    "make", [gru, trellis, *(pytest.param(m, marks=pytest.mark.slow) for m in (lattice, cells))]
+)
 def test_one_row_of_text_trains_as_two_equal_rows(make):
     pattern, figures = np.random.default_rng(1).integers(0, 7, 30), []
     for rows in (1, 2):

@@ -14,13 +14,24 @@ from trellis_keras.zoo import registry
 from trellis_keras.zoo.results import RESULTS, Run, assets_folder, published, read_run
 
 
+@pytest.fixture(scope="module")
+def found():
+    return described()
+
+
+@pytest.fixture(autouse=True)
+def once(found, monkeypatch):
+    """A card looks at all others: their files are read once."""
+    monkeypatch.setattr(cards, "described", lambda: found)
+
+
 def named(title):
-    (one,) = (one for one in described() if one.run.title == title)
+    (one,) = (one for one in cards.described() if one.run.title == title)
     return one
 
 
-def test_the_commands_and_calls_of_every_card_are_ones():
-    for one in described():
+def test_the_commands_and_calls_of_every_card_are_ones(found):
+    for one in found:
         card, recipe = cards.card(one), one.recipe
         command = re.search(r"train (\S+) --as-published ?(\S*) --output", card)
         again = zoo.published_recipe(command[1], command[2])
@@ -47,8 +58,8 @@ def test_names_in_a_card_are_only_text(tmp_path):
     assert "``` trellis_keras.zoo.datasets.load('text', path='`` <b> `.txt') ```" in card
 
 
-def test_pages_are_up_to_date():
-    found, zoo_folder = described(), assets_folder()
+def test_pages_are_up_to_date(found):
+    zoo_folder = assets_folder()
     root = zoo_folder.parent
     written = (root / "docs" / "results.md").read_text()
     assert pages.results_page(found) == written, "run `python -m tools.pages`"
