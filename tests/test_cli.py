@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -83,25 +82,6 @@ assert not {"trellis_keras", "keras", "numpy"} & set(sys.modules)
         assert said in done.stdout + done.stderr
     assert "<str>" not in done.stdout
     assert done.stdout.count("status") == len(answers)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("recipe tcn_jbs", "Unknown model 'tcn_jbs'. Did you mean 'tcn_jsb'?"),
-        ("train tcn_jsb --epoch 3 --output run", "no option 'epoch'. Did you mean 'epochs'?"),
-    ],
-)
-def test_names_of_what_is_not_there(refused, monkeypatch, tmp_path, words, said):
-    monkeypatch.chdir(tmp_path)
-    assert said in refused(*words.split())
-    assert not any(tmp_path.iterdir())
-
-
-def test_options_of_another_published_run(refused, tmp_path):
-    words = ["train", "tcn_adding", "--T", "200", "--as-published", "--output", tmp_path / "run"]
-    assert "train tcn_adding T=200 --as-published" in refused(*words)
-    assert not (tmp_path / "run").exists()
 
 
 # list, recipe
@@ -196,31 +176,6 @@ def test_train_and_go_on(command, tmp_path):
     assert "pass a larger number of `epochs` (--epochs)" in command("train", "--output", folder)[1]
 
 
-@pytest.mark.slow
-def test_nothing_follows_the_message_of_an_interrupt(tmp_path):
-    environment = child_environment()
-    del environment["TF_CPP_MIN_LOG_LEVEL"]
-    words = [
-        "trellisnet_char",
-        *SMALL,
-        "--text",
-        write_text(tmp_path / "text.txt"),
-        "--epochs",
-        500,
-    ]
-    words = ["train", *words, "--output", tmp_path / "run"]
-    script = "import trellis_keras_command; trellis_keras_command.main()"
-    command = [sys.executable, "-c", script, *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, cwd=ROOT, **pipes) as process:
-        while not process.stdout.readline().startswith("Epoch 3/"):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    resume = f"To resume: trellis-keras train --output {tmp_path / 'run'}"
-    assert process.returncode == 130 and err == f"\nInterrupted. {resume}\n"
-
-
 def test_settings_of_a_published_run(command, refused, chosen, tmp_path):
     words = ["tcn_adding", "--as-published", "T=200", "--epochs", "1"]
     command("train", *words, "--output", tmp_path / "run")
@@ -266,24 +221,6 @@ def test_wrong_options_are_refused_before_data_are_loaded(
     output = tmp_path / "run"
     assert message in refused("train", "trellisnet_char", *words, "--output", output)
     assert not output.exists()
-
-
-def test_a_model_of_sequences_reads_no_text(refused, tmp_path):
-    text = write_text(tmp_path / "text.txt")
-    words = ["tcn_seq_mnist", "--text", text, "--output", tmp_path / "run"]
-    message = refused("train", *words)
-    assert "tcn_seq_mnist needs separate sequences, but the data set 'text' has none" in message
-
-
-def test_train_without_output_or_model(command, refused, tmp_path):
-    status, _, err = command("train", "trellisnet_char")
-    assert status == 2 and "--output" in err
-    message = refused("train", "--csv", "f.csv", "--target", "load", "--output", tmp_path)
-    assert "holds no run: recipe.json is missing. Pass a model" in message
-
-
-def test_train_with_other_settings_in_a_folder(refused, shared):
-    assert "depth 3 there, 4 here" in refused("train", "--output", shared, "--depth", "4")
 
 
 @pytest.mark.parametrize(

@@ -78,23 +78,8 @@ def test_a_run_does_without_its_optional_files(places, tmp_path):
     assert runs.is_finished(run)
 
 
-def test_a_history_without_validation(places, tmp_path, refused):
-    run = shutil.copytree(places / "run", tmp_path / "run")
-    (run / "history.csv").write_text("epoch,loss\n1,2.0\n")
-    assert "history.csv has no column val_loss" in refused("compare", run)
-
-
 def test_a_full_disk_is_named(places, tmp_path, refused):
     with small_disk(tmp_path / "disk", "64k") as folder:
         fill(folder, leave=0)
         words = ["score", places / "run", places / "text.txt", "--output", folder / "new.csv"]
         assert f"{folder}/new.csv {NO_SPACE}" in refused(*words)
-
-
-def test_memory_that_runs_out_is_one_line(places, monkeypatch, refused):
-    def fail(*arguments):
-        raise MemoryError("Unable to allocate 3 TiB")
-
-    monkeypatch.setattr(runs, "evaluate", fail)
-    message = refused("evaluate", places / "run")
-    assert message == "There is not enough memory. Unable to allocate 3 TiB"

@@ -1,6 +1,5 @@
 """examples/keywords: speech, nets, and the program in C, which hears what Keras hears."""
 
-import pathlib
 import shutil
 import subprocess
 
@@ -57,11 +56,3 @@ def test_a_seed_makes_the_same_recordings():
     assert np.array_equal(a, b) and events == others and not np.array_equal(a[0], a[1])
     ends = [0, *(end for _, _, end in events[0])]
     assert all(start > end for (_, start, _), end in zip(events[0], ends, strict=False))
-
-
-def test_missing_espeak_is_named(monkeypatch):
-    import speech
-
-    monkeypatch.setenv("PATH", str(pathlib.Path("nowhere")))
-    with pytest.raises(FileNotFoundError, match="apt-get install espeak-ng"):
-        next(speech.espeak("train", np.random.default_rng(0), 0.5))

@@ -197,12 +197,3 @@ def test_conversion_keeps_frozen_layers_frozen(arrays):
     new = from_keras_tcn(OldLayer(weights_of(arrays, "plain")))
     assert not new.trainable
     assert_equal_outputs(new(arrays["plain.x"]), arrays["plain.y"])
-
-
-def test_what_is_not_of_keras_tcn():
-    with pytest.raises(ValueError, match="must be a layer of keras-tcn"):
-        from_keras_tcn(keras.layers.Dense(2))
-    with pytest.raises(ValueError, match="nor the InputLayer of .*<InputLayer"):
-        from_keras_tcn(keras.layers.InputLayer((None, 3)))
-    with pytest.raises(ValueError, match="get_weights.*Received: str"):
-        load_keras_tcn(TCN(2, depth=1), "weights.npz")

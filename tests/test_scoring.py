@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import sys
 
 import keras
 import numpy as np
@@ -20,7 +19,6 @@ from trellis_keras.models import LanguageModel
 CHARACTERS = Vocabulary("abcé ", unit="character")
 LINES = Vocabulary("\nabcé ", unit="character")
 WORDS = Vocabulary(["<eos>", "<unk>", "a", "b", "cat"], unknown="<unk>")
-BYTES = Vocabulary(["\x00", "a", "b", "\xff"], unit="byte")
 BATCH = 32  # one row of 32 steps, or two of 16
 
 BACKBONES = {
@@ -375,14 +373,3 @@ def test_wrong_models_and_paths(model, tmp_path):
     with pytest.raises(ValueError, match="line 1 has no blank in 64 characters"):
         scoring.score(language_model(WORDS), path, table)
     assert not table.with_name("scores.csv.unfinished").exists()  # nothing was scored yet
-
-
-def test_the_progress_bar_counts_bytes_on_a_terminal(model, tmp_path, capsys, monkeypatch):
-    path = write(tmp_path, text([40] * 25))
-    scoring.score(model, path, tmp_path / "quiet.csv", verbose=1, batch_tokens=BATCH)
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    scoring.score(model, path, tmp_path / "scores.csv", verbose=1, batch_tokens=BATCH)
-    shown = capsys.readouterr()
-    kilobytes = path.stat().st_size / 1000
-    assert shown.out == "" and f"100%|██████████| {kilobytes:.2f}k/" in shown.err

@@ -299,12 +299,6 @@ def test_torch_files_that_hold_no_state_dict(tmp_path, monkeypatch):
     assert not pathlib.Path("a checkpoint ran this").exists()
 
 
-def test_without_pytorch_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    message = r"torch_trellis.pt needs PyTorch: pip install torch.* np.savez\("
-    assert_refused(built_layer(), GOLDEN / "torch_trellis.pt", message, ImportError)
-
-
 # Lattices
 
 

@@ -187,20 +187,6 @@ def test_a_file_of_two_formats_is_refused(saved, tmp_path, monkeypatch):
                     load(tmp_path / name)
 
 
-def test_files_may_have_no_stem(saved, tmp_path):
-    model, path = saved
-    shutil.copyfile(path, tmp_path / ".keras")
-    assert isinstance(load_model(tmp_path / ".keras"), LanguageModel)
-    model.load_weights(tmp_path / ".keras")
-    (tmp_path / ".h5").write_bytes(b"no HDF5")
-    with pytest.raises(ValueError, match=".h5 is damaged: it does not start"):
-        check_file(tmp_path / ".h5")
-
-
-def test_seeds_may_be_large(altered):
-    assert load_model(altered(put("config", "seed", value=2**31))).seed == 2**31
-
-
 def entry(class_name, module, config, registered_name=None):
     return {
         "class_name": class_name,

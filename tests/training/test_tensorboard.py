@@ -74,11 +74,6 @@ def test_norms_texts_and_graph(observed):
         np.testing.assert_allclose(written, shown, rtol=1e-6)
 
 
-def test_the_steps_of_a_profile(observed):
-    (trace,) = (observed / "tensorboard" / "train").rglob("*.xplane.pb")
-    assert trace.stat().st_size > 1000
-
-
 def test_the_blocks_of_a_tcn(tmp_path):
     sizes = {"train": 11, "valid": 5, "test": 6}
     recipe = zoo.recipe(
@@ -100,14 +95,6 @@ def callbacks(folder, **options):
     """Those of a language model that is never trained."""
     model = SimpleNamespace(vocabulary="abc", backbone=None)
     return observers(folder, model, [], SimpleNamespace(valid=[1, 2]), batches=50, **options)
-
-
-def test_without_keras_nlp(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "keras_nlp", None)
-    (metrics,) = callbacks(tmp_path, sample_length=3)
-    assert type(metrics).__name__ == "TensorBoard"
-    shown = capsys.readouterr().out
-    assert shown.startswith("No text samples are written.") and "pip install keras-nlp" in shown
 
 
 def test_without_tensorflow(tmp_path, monkeypatch, capsys):

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from tests.support.parameters import slow_but
-from tests.support.served import CHARACTERS
 from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.zoo import registry, results
-from trellis_keras.zoo.tcn import ChronoBias
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
 
@@ -74,17 +72,6 @@ def test_a_function_of_ones_own_is_a_model():
             zoo.register(data="adding", metric="mse", training=None)(my_model)
     finally:
         del registry._ENTRIES["my_model"]
-
-
-def test_what_a_model_does_not_take():
-    with pytest.raises(ValueError, match="no option 'deep'. Did you mean 'depth'"):
-        zoo.trellisnet_ptb(deep=8)
-    with pytest.raises(ValueError, match="`epochs` is an option of the recipe, not an"):
-        zoo.trellisnet_ptb(epochs=8)
-    with pytest.raises(ValueError, match="`T` is an option of the recipe, not an argument"):
-        zoo.tcn_adding(T=200)
-    with pytest.raises(ValueError, match="tcn_jsb is not a language model: it takes no `voc"):
-        zoo.tcn_jsb(vocabulary=CHARACTERS)
 
 
 def test_the_vocabulary_sets_the_size():
@@ -262,18 +249,6 @@ def test_lstms_remember_from_one_to_all_steps(name, steps):
     assert np.any(biases(seed=1)[1] != f)
     with pytest.raises(ValueError, match="must be a number or \"chrono\". Received: 'crono'"):
         zoo.get_model(name, forget_bias="crono")
-
-
-def test_chrono_is_for_tasks_of_one_length():
-    with pytest.raises(ValueError, match="must be a number. Received: 'chrono'"):
-        zoo.lstm_jsb(forget_bias="chrono")
-
-
-def test_chrono_biases_of_wrong_sizes():
-    with pytest.raises(ValueError, match="must be above 2. Received: 2"):
-        ChronoBias(2)
-    with pytest.raises(ValueError, match="must be a multiple of 4. Received: shape .10,."):
-        ChronoBias(9)((10,))
 
 
 def test_segments_of_language_models():

@@ -16,7 +16,6 @@ from trellis_keras.models import SequenceRegressor
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.run import explained
 
 # A rate so high that the validation loss rises now and then, which begins the average.
 AVERAGING = {"optimizer": "asgd", "learning_rate": 20.0}
@@ -71,19 +70,6 @@ def test_recipe_and_best_model_are_complete(shared):
     assert recipe.data_checksum == corpus.checksum
     assert recipe.arguments["depth"] == TINY["depth"]
     assert runs.load_best(shared).vocabulary == corpus.vocabulary
-
-
-def test_the_description_names_sizes_and_settings(tmp_path):
-    options = {"depth": 8, "aux_every": 4, "aux_weight": 0.1}
-    recipe = tiny_recipe(tmp_path, sequence_length=20, context_length=8, **options)
-    loaded = recipe.load_data()
-    recipe = recipe.with_data(loaded)
-    shown = runs.describe(recipe, recipe.build(vocabulary=loaded.vocabulary), loaded)
-    assert "parameters (depth=8, hidden_units=4, embedding_dim=4" in shown
-    assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
-    assert "a uniform guess: bpc 2.807" in shown
-    assert "float32, without XLA (as requested)" in shown
-    assert "batches of 4 x 20 tokens, the first 8 of each row context" in shown
 
 
 # Going on
@@ -168,14 +154,6 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     assert [path.read_bytes() for path in files] == before
     runs.train(zoo.read_recipe(run).replace(epochs=2), run, verbose=0)
     assert runs.epochs_done(run) == 2
-
-
-def test_the_command_that_goes_on_is_one_for_the_shell(tmp_path, shared):
-    folder = shutil.copytree(shared, tmp_path / "my run")
-    with pytest.raises(ValueError, match=f"train --output '{folder}'$"):
-        runs.train(tiny_recipe(shared.parent, depth=4), folder)
-    with pytest.raises(OSError, match=f"train --output '{folder}'$"), explained(folder):
-        raise OSError("No space left")
 
 
 def test_the_home_folder_may_be_abbreviated(shared, monkeypatch):
