@@ -13,7 +13,7 @@ def arguments(description, about="folder of a run of `trellis-keras train`"):
     parser.add_argument("first", help=about)
     parser.add_argument("input", help="folder or file of Parquet")
     parser.add_argument("output", help="folder of Parquet to write")
-    parser.add_argument("--workers", type=int, default=2, help="processes that hold the model")
+    parser.add_argument("--workers", type=int, default=1, help="processes that hold the model")
     parser.add_argument("--rows", type=int, default=1024, help="rows that a worker takes at once")
     return parser.parse_args()
 
@@ -25,6 +25,13 @@ def run(worker, options):
         worker: Class of `worker(first)`, called with a batch, a dict of arrays by column.
         options: The result of `arguments`.
     """
+    ray.init(ignore_reinit_error=True)
+    cores = int(ray.cluster_resources()["CPU"])
+    if options.workers >= cores:
+        raise SystemExit(
+            f"--workers must be less than the {cores} cores of Ray, some of which read and write. "
+            f"Received: --workers {options.workers}"
+        )
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     rows = ray.data.read_parquet(options.input)
