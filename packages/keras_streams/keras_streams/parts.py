@@ -92,6 +92,9 @@ def _output(call, signal, n=0, **changes):
 
 
 _LARGEST_COUNT = 2**30  # of steps, in a running mean
+OR_WINDOW = (
+    "If the model was trained on windows, pass their length, as in to_stream(model, window=128)."
+)
 _CAUSAL = (
     'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
     "or one that follows keras_streams.StreamingMixin"
@@ -231,7 +234,8 @@ class Pointwise(Part):
     difference = (
         "its output at one step depends on other steps. Use a layer that treats each step "
         'separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
-        "keras.layers.LSTM, or one that follows keras_streams.StreamingMixin."
+        "keras.layers.LSTM, keras.layers.MultiHeadAttention called with use_causal_mask=True, or "
+        f"one that follows keras_streams.StreamingMixin. {OR_WINDOW}"
     )
 
     def run(self, xs, state, begin=0, end=None):
@@ -257,7 +261,7 @@ def _time_axis(call, signals, n):
         raise call.refusal(
             f"its output of shape {tuple(shape)} depends on other steps: it has another time axis "
             "than its input, or none. To pool all steps, use keras.layers.GlobalAveragePooling1D "
-            "or GlobalMaxPooling1D."
+            f"or GlobalMaxPooling1D. {OR_WINDOW}"
         )
     return found[0] if len(found) == 1 else _axis_of_length(call, inputs, n)
 

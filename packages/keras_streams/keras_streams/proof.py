@@ -366,7 +366,7 @@ def _each_step_alone(stream, planned, inputs, signals):
         try:
             alone = _alone(stream, call, xs)
         except Exception as error:  # whatever an operation raises that needs more than one step
-            text = f"{part.difference} It raised {type(error).__name__} for a single step: {error}"
+            text = f"{part.difference} It raised {type(error).__name__} for a single step."
             raise call.refusal(text) from error
         for y, wanted in zip(alone, together, strict=True):
             dtype = keras.backend.standardize_dtype(wanted.dtype)

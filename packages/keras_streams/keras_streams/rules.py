@@ -14,6 +14,7 @@ from keras.src.ops import numpy as numpy_ops
 
 from keras_streams.graph import Call, from_axis, to_axis
 from keras_streams.parts import (
+    OR_WINDOW,
     CausalAttention,
     Chain,
     Constant,
@@ -54,20 +55,19 @@ def _streams(*classes):
 # Layers that cannot stream over time, and why.
 _TO_ALL = (
     "it attends to all steps. Use keras.layers.MultiHeadAttention, called with "
-    f"use_causal_mask=True, or {_CAUSAL}."
+    f"use_causal_mask=True, or {_CAUSAL}. {OR_WINDOW}"
 )
 _REFUSED = {
     keras.layers.Bidirectional: (
         "one of its layers reads the sequence from its end. Use a forward layer with the units of "
-        "both, such as keras.layers.LSTM."
+        f"both, such as keras.layers.LSTM. {OR_WINDOW}"
     ),
     keras.layers.GroupQueryAttention: _TO_ALL,
     keras.layers.Attention: _TO_ALL,
     keras.layers.AdditiveAttention: _TO_ALL,
     keras.layers.Flatten: (
-        "it joins all steps. If the model was trained on windows, pass their length, as in "
-        "to_stream(model, window=128); or use GlobalAveragePooling1D or a recurrent layer with "
-        "return_sequences=False."
+        "it joins all steps. Use GlobalAveragePooling1D or a recurrent layer with "
+        f"return_sequences=False. {OR_WINDOW}"
     ),
 }
 
@@ -97,14 +97,13 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
     if len({signal.has_time for signal in moving}) == 2:
         raise call.refusal(
             "it combines each step with a value computed from all steps, including later ones. "
-            f"Use {_CAUSAL} for that value as well."
+            f"Use {_CAUSAL} for that value as well. {OR_WINDOW}"
         )
     if not signal.has_time:
         return Pointwise(call, signals)
-    if options.window is not None:
-        sliding = _sliding(call, signal)
-        if sliding is not None:
-            return sliding
+    reduced = _reduced(call, signal, options)
+    if reduced is not None:
+        return reduced
     if isinstance(operation, keras.layers.MultiHeadAttention) and not signals[-1].is_static:
         return _attention(call, signal, options)
     kinds = type(operation).__mro__
@@ -113,7 +112,7 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
             raise call.refusal(_REFUSED[kind])
     if getattr(operation, "data_format", None) == "channels_first":
         raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
-    if isinstance(operation, (keras.layers.Concatenate, numpy_ops.Concatenate)):
+    if isinstance(operation, _CONCATENATIONS):
         return _concatenate(call, signals)
     makers: list[Callable] = [Protocol] if has_protocol(operation) else []
     makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
@@ -122,13 +121,14 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
     is_started = isinstance(operation, keras.layers.RNN) and len(moving) == 1
     is_alone = len(signals) == 1 or is_started
     if not is_alone or (isinstance(operation, keras.Layer) and len(call.given) > len(signals)):
-        raise call.refusal(
-            "a stream has no masked steps and starts from the layer's own initial state. Call it "
-            "with its inputs only, without `mask`, `initial_state` or `condition`."
-        )
+        raise call.refusal(_INPUTS_ONLY)
     return makers[0](call, signal)
 
 
+_INPUTS_ONLY = (
+    "a stream has no masked steps and starts from the layer's own initial state. Call it with its "
+    "inputs only, without `mask`, `initial_state` or `condition`."
+)
 _REPEATS = (
     *(keras.layers.RepeatVector, numpy_ops.Repeat),
     *(numpy_ops.Tile, numpy_ops.BroadcastTo),
@@ -138,11 +138,12 @@ _REPEATS = (
 # Tensors that depend on weights alone
 
 
+_CONCATENATIONS = keras.layers.Concatenate, numpy_ops.Concatenate
 _EACH_ELEMENT = (
     *(keras.layers.Add, keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
     *(keras.layers.Maximum, keras.layers.Minimum, numpy_ops.Add, numpy_ops.Subtract),
     *(numpy_ops.Multiply, numpy_ops.Divide, numpy_ops.TrueDivide, numpy_ops.Maximum),
-    *(numpy_ops.Minimum, numpy_ops.Where),
+    *(numpy_ops.Minimum, numpy_ops.Where, *_CONCATENATIONS),
 )
 
 
@@ -155,6 +156,8 @@ def tables(call: Call, signals: list[Signal]) -> list[tuple]:
     if at is None or not isinstance(call.operation, _EACH_ELEMENT):
         return []
     axis, rank, found = signals[at].axis, call.tensors[at].ndim, []
+    if isinstance(call.operation, _CONCATENATIONS) and call.operation.axis % rank == axis:
+        return []
     for leaf in keras.tree.flatten(call.arguments):
         shape = getattr(leaf, "shape", None)
         if shape is None or any(leaf is x for x in call.tensors) or len(shape) > rank:
@@ -194,8 +197,7 @@ def _attention(call, signal, options):
     if not is_causal or any(x not in (None, False) for x in others):
         raise call.refusal(
             "it attends to all steps. Train it with causal attention, layer(x, x, "
-            f"use_causal_mask=True), or use {_CAUSAL}. If the model was trained on windows, pass "
-            "their length, as in to_stream(model, window=128)."
+            f"use_causal_mask=True), or use {_CAUSAL}. {OR_WINDOW}"
         )
     if len(set(call.inputs)) > 1 or len(signal.shape) > 1 or signal.axis != 1:
         raise call.refusal("it attends to another sequence than its own: layer(x, x).")
@@ -226,46 +228,58 @@ def _causality(call):
     return is_band, None if window == steps else window
 
 
-# Reductions over a window of the stream
+# Reductions over time
 
 
-_MEANS = keras.layers.GlobalAveragePooling1D, keras.layers.GlobalAveragePooling2D
-_MAXIMA = keras.layers.GlobalMaxPooling1D, keras.layers.GlobalMaxPooling2D
+_MEANS = (
+    *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalAveragePooling2D),
+    *(keras.layers.GlobalAveragePooling3D, numpy_ops.Mean),
+)
+_MAXIMA = (
+    *(keras.layers.GlobalMaxPooling1D, keras.layers.GlobalMaxPooling2D),
+    *(keras.layers.GlobalMaxPooling3D, numpy_ops.Max, numpy_ops.Amax),
+)
 _REDUCTIONS: dict[type, tuple[Callable, Callable]] = {  # over a sample, and of two samples
     **dict.fromkeys(_MEANS, (ops.mean, ops.add)),
     **dict.fromkeys(_MAXIMA, (ops.max, ops.maximum)),
-    numpy_ops.Mean: (ops.mean, ops.add),
+    **dict.fromkeys((numpy_ops.Min, numpy_ops.Amin), (ops.min, ops.minimum)),
     numpy_ops.Sum: (ops.sum, ops.add),
-    numpy_ops.Max: (ops.max, ops.maximum),
-    numpy_ops.Amax: (ops.max, ops.maximum),
-    numpy_ops.Min: (ops.min, ops.minimum),
-    numpy_ops.Amin: (ops.min, ops.minimum),
 }
 
 
-def _sliding(call, signal):
-    """Returns the sum, mean or extremum over a window, or `None` for another operation."""
+def _reduced(call, signal, options):
+    """Returns the part of a mean, sum or extremum over time, `None` for another operation.
+
+    It covers a window, or the steps so far.
+    """
     operation = call.operation
     kind = next((k for k in type(operation).__mro__ if k in _REDUCTIONS), None)
-    if kind is None or signal.length is None or signal.block > 1 or len(call.given) > 1:
-        return None
-    if not keras.backend.is_float_dtype(signal.dtype):
+    if kind is not None and isinstance(operation, keras.Layer) and len(call.given) > 1:
+        raise call.refusal(_INPUTS_ONLY)
+    if kind is None or len(call.given) > 1 or not keras.backend.is_float_dtype(signal.dtype):
         return None
     rank = 2 + len(signal.shape)
-    axes = getattr(operation, "axis", tuple(range(1, rank - 1)))
-    axes = tuple(range(rank)) if axes is None else axes
-    axes = {a % rank for a in ([axes] if isinstance(axes, int) else axes)}
+    is_last = getattr(operation, "data_format", "channels_last") == "channels_last"
+    axes = getattr(operation, "axis", range(1, rank - 1) if is_last else range(2, rank))
+    axes = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
+    axes = {a % rank for a in axes}
     if signal.axis not in axes or 0 in axes or getattr(operation, "initial", None) is not None:
         return None
     of_sample, of_two = _REDUCTIONS[kind]
+    running = {ops.mean: RunningMean, ops.max: RunningMax}.get(of_sample)
+    is_window = options.window is not None
+    if signal.block > 1 if is_window else running is None:
+        return None
     others = tuple(a + (a < signal.axis) for a in axes - {signal.axis})
     shape = [size for i, size in enumerate(signal.shape, 2) if i not in others]
-    scale = 1 / signal.length if of_sample is ops.mean else 1.0
     each = Each(
         signal,
         lambda x: of_sample(x, axis=others) if others else x,
         dataclasses.replace(signal, shape=tuple(shape)),
     )
+    if not is_window:
+        return Chain([each, running(call, each.outputs[0])])
+    scale = 1 / signal.length if of_sample is ops.mean else 1.0
     return Chain([each, Sliding(call, each.outputs[0], of_two, scale)])
 
 
@@ -550,28 +564,6 @@ def _pooling(call, signal):
     counted = dataclasses.replace(signal, shape=(*others, channels + 1))
     each = Each(signal, lambda x: ops.concatenate([x, ops.ones_like(x[..., :1])], -1), counted)
     return Chain([each, _window(call, counted, sizes, mean)])
-
-
-def _global_pooling(kind, function):
-    """Returns the maker of a running value over time, of a function of the other axes."""
-
-    def make(call, signal):
-        rank = len(signal.shape)
-        if signal.axis > rank:
-            return Pointwise(call, [signal])
-        others = tuple(range(2, 1 + rank))
-        each = Each(
-            signal,
-            lambda x: function(x, axis=others) if others else x,
-            dataclasses.replace(signal, shape=signal.shape[-1:]),
-        )
-        return Chain([each, kind(call, each.outputs[0])])
-
-    return make
-
-
-_streams(*_MEANS, keras.layers.GlobalAveragePooling3D)(_global_pooling(RunningMean, ops.mean))
-_streams(*_MAXIMA, keras.layers.GlobalMaxPooling3D)(_global_pooling(RunningMax, ops.max))
 
 
 # Changes of the time axis

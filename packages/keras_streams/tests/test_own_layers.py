@@ -56,7 +56,16 @@ class Waves(layers.Layer):
         return x + ops.convert_to_tensor(waves, x.dtype)
 
 
-@pytest.mark.parametrize("make", [lambda: Positions(16, 3), Waves])
+class Times(layers.Layer):
+    """Adds the time as a channel."""
+
+    def call(self, x):
+        rows, steps, _ = ops.shape(x)
+        times = ops.cast(ops.arange(steps), x.dtype)[None, :, None] / steps
+        return ops.concatenate([x, ops.repeat(times, rows, axis=0)], axis=-1)
+
+
+@pytest.mark.parametrize("make", [lambda: Positions(16, 3), Waves, Times])
 def test_positions_of_a_model_of_fixed_length(make):
     x = keras.Input((12, 3))
     y = make()(layers.Conv1D(3, 3, padding="causal")(x))

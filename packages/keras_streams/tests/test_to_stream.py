@@ -181,6 +181,7 @@ def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
     ends = [
         [layers.GlobalAveragePooling1D()],
         [layers.GlobalMaxPooling1D(keepdims=True), layers.Flatten()],
+        [layers.Lambda(lambda x: ops.mean(x, axis=1) + ops.max(x, axis=[1, 2])[:, None])],
         [layers.LSTM(4), layers.Reshape((2, 2)), layers.Conv1D(2, 2), layers.Flatten()],
     ]
     x = noise(2, 9, 3)
@@ -444,16 +445,16 @@ REFUSED = {
     "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
     "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
     r"p_re_lu.*Use shared_axes=.1.": layers.PReLU(),
-    r"max .Max.*its output of shape \(\) depends on other steps": ops.max,
-    "mean.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
-        lambda x: layers.Flatten()(ops.mean(x, axis=1)),
+    r"max.* .Max.*its output of shape \(\) depends on other steps": ops.max,
+    "sum.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
+        lambda x: layers.Flatten()(ops.sum(x, axis=1)),
     "gru.*its time axis is axis 2, which it takes for channels.*Permute":
         lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
     "concatenate.*joins sequences": lambda x: layers.Concatenate(axis=1)([x, layers.Dense(3)(x)]),
     "get_item.*depends on where the sequence ends": lambda x: layers.Dense(2)(x[:, :3]),
     "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
     "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
-    "mean.*depends on other steps": lambda x: x - ops.mean(x, axis=1, keepdims=True),
+    "subtract.*combines each step.*window=128": lambda x: x - ops.mean(x, axis=1, keepdims=True),
     "multiply.*combines each step with a value computed from all steps": squeeze_and_excite,
     "add.*come every 1, 2 steps. Give all branches the same strides":
         lambda x: layers.Add()([x[:, 4:], layers.Conv1D(3, 1, strides=2)(x)]),
