@@ -33,7 +33,7 @@ REFERENCE = {
         [
             "trellis_keras.models",
             "trellis_keras.models.base:BackboneModel",
-            "trellis_keras.models.sequence_models:SequenceModel",
+            "trellis_keras.models.sequence_model:SequenceModel",
         ],
     ),
     "data": ("Data", ["trellis_keras.data"]),

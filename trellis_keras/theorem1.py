@@ -44,7 +44,7 @@ from trellis_keras.layers import (
 from trellis_keras.layers.checks import check_positive
 from trellis_keras.layers.stacked_rnn import DROPOUTS
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.models.sequence_model import SequenceModel
 from trellis_keras.types import Specs, Tensor
 
 __all__ = ["TruncatedRNN", "to_dense", "to_rnn", "to_trellis"]

@@ -36,7 +36,7 @@ from trellis_keras.layers import (
 )
 from trellis_keras.layers.trellisnet import LSTMGates
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.models.sequence_model import SequenceModel
 
 
 class Parameter(NamedTuple):

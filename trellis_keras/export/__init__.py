@@ -21,7 +21,7 @@ from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.models.sequence_model import SequenceModel
 
 __all__ = ["export", "native"]
 

@@ -19,7 +19,7 @@ from keras_streams.protocol import at_least_float32, without_carried_states
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
-from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.models.sequence_model import SequenceModel
 
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf

@@ -17,7 +17,7 @@ from trellis_keras.export.endpoints import Endpoint, endpoints_of
 from trellis_keras.files import write_error
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.models.sequence_model import SequenceModel
 
 if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf

@@ -11,11 +11,9 @@ from trellis_keras.models.metrics import (
     Perplexity,
 )
 from trellis_keras.models.neural_cache import NeuralCache
-from trellis_keras.models.sequence_models import (
-    PolyphonicModel,
-    SequenceClassifier,
-    SequenceRegressor,
-)
+from trellis_keras.models.polyphonic_model import PolyphonicModel
+from trellis_keras.models.sequence_classifier import SequenceClassifier
+from trellis_keras.models.sequence_regressor import SequenceRegressor
 
 __all__ = [
     "BitsPerCharacter",

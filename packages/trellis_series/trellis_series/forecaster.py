@@ -18,7 +18,7 @@ from keras_streams.protocol import (
 from trellis_keras.layers.checks import check_integer, check_positive
 from trellis_keras.models.losses import SquaredError, expand_to_rank
 from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
-from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.models.sequence_model import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
 from trellis_series.ensemble import fill
 from trellis_series.linear_map import LinearMap, fill_missing, fit_map

@@ -9,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers.checks import check_positive
+from trellis_keras.models import SequenceClassifier
 from trellis_keras.models.normalization import Standardization, arrays_of
-from trellis_keras.models.sequence_models import SequenceClassifier
 
 _TAPS = 9
 # All kernels of nine taps with weights 2 for three of them and -1 for the others.

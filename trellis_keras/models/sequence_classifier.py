@@ -1,0 +1,229 @@
+"""Classification of sequences, or of each of their steps."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_streams.exported import ExportedStream
+from trellis_keras.layers.checks import check_positive
+from trellis_keras.models.base import (
+    check_rank,
+    serialize_unbuilt,
+)
+from trellis_keras.models.sequence_model import SequenceModel
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class SequenceClassifier(SequenceModel):
+    """Classifies sequences, or each of their steps, with any causal backbone.
+
+    With a last-step backbone it classifies images read pixel by pixel (TrellisNet, section 5.2;
+    TCN, section 4); with `per_step=True` it is the copy-memory model of the TCN paper. (The
+    TrellisNet authors' pixel program applies output dropout to the logits, and does not disable
+    its dropouts in evaluation. The paper describes output dropout as implemented here.)
+
+    `compile` defaults to cross-entropy and accuracy. See `SequenceModel` for their means.
+
+    Args:
+        backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
+            (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden): a
+            `TrellisLayer`, a `TCN`, a Keras RNN layer, or a `keras.Sequential` of such layers.
+        num_classes: Positive integer, number of classes.
+        per_step: Boolean, whether each step is classified. Defaults to `False`.
+        activation: `None` for logits, or `"softmax"` for probabilities. Defaults to `None`.
+        class_names: Sequence of strings, the class names, saved with the model. `fit` and
+            `evaluate` then accept arrays of names as labels. Defaults to `None`.
+        embedding: `keras.layers.Embedding` for inputs that are token ids (batch, time), with
+            `mask_zero=True` if id 0 is padding. Defaults to `None`.
+        nan_padding: Boolean, whether sequences of different lengths are padded with NaN: steps
+            after the last value of a sequence are masked. (Earlier missing values are handled
+            by `normalize`.) Defaults to `False`.
+        **kwargs: `normalize`, `input_dropout`, `output_dropout`, `kernel_initializer`,
+            `bias_initializer` and `seed`, as in `SequenceModel`.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels), or token ids (batch, time) with an `embedding`.
+        training: Whether dropout is active.
+        mask: Boolean (batch, time), False where a step is padding. The backbone must support it.
+            To derive the mask from the data, start a `keras.Sequential` backbone with a
+            `keras.layers.Masking` layer (without `normalize` and `input_dropout`, which are applied
+            before it).
+
+    Returns:
+        Logits (batch, num_classes), or (batch, time, num_classes) with `per_step`, at least
+        float32; probabilities with activation="softmax".
+
+    Raises:
+        ValueError: If arguments are out of range, the backbone's outputs do not match, inputs have
+            the wrong shape, labels lie outside [0, num_classes), or all sample weights of a row
+            are 0.
+
+    Example:
+
+    >>> backbone = TrellisLayer(units=8, depth=4, return_sequences=False)
+    >>> model = SequenceClassifier(backbone, num_classes=3)
+    >>> model.compile("adam")
+    >>> x, y = np.random.rand(8, 12, 1), np.random.randint(0, 3, 8)
+    >>> sorted(model.fit(x, y, verbose=0).history)
+    ['accuracy', 'loss']
+    >>> model.predict_proba(x, verbose=0).shape
+    (8, 3)
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Layer,
+        num_classes: int,
+        *,
+        per_step: bool = False,
+        activation: str | None = None,
+        class_names: Sequence[str] | None = None,
+        embedding: keras.layers.Embedding | None = None,
+        nan_padding: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        (num_classes,) = check_positive(num_classes=num_classes)
+        if nan_padding and embedding is not None:
+            raise ValueError("Token ids are never NaN: `embedding` needs nan_padding=False.")
+        if activation not in (None, "softmax"):
+            raise ValueError(
+                f"`activation` must be None or 'softmax'. Received: activation={activation!r}"
+            )
+        if class_names is not None:
+            class_names = [str(name) for name in class_names]
+            if len(set(class_names)) != num_classes or len(class_names) != num_classes:
+                raise ValueError(
+                    f"`class_names` must be {num_classes} different names. Received: {class_names}"
+                )
+        super().__init__(
+            backbone,
+            num_classes,
+            per_step=per_step,
+            activation=activation,
+            embedding=embedding,
+            **kwargs,
+        )
+        self.num_classes = num_classes
+        self.activation = activation
+        self.class_names = class_names
+        self.nan_padding = nan_padding
+
+    def _hidden(self, inputs, training, mask):
+        if mask is None and self.nan_padding:
+            mask = _before_padding(inputs)
+        return super()._hidden(inputs, training, mask)
+
+    @property
+    def _outputs_are_logits(self):
+        return self.activation is None
+
+    def predict_proba(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
+        """Returns class probabilities, (batch, num_classes) or (batch, time, num_classes).
+
+        Args:
+            x, batch_size, **kwargs: As in `keras.Model.predict`.
+        """
+        outputs = self.predict(x, batch_size=batch_size, **kwargs)
+        if self.activation is None:
+            outputs = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+            outputs = outputs / outputs.sum(axis=-1, keepdims=True)
+        return outputs
+
+    def export_stream(self) -> ExportedStream:
+        return dataclasses.replace(super().export_stream(), names=self.class_names or ())
+
+    def _read_out(self, outputs):
+        return ops.softmax(outputs) if self.activation is None else outputs
+
+    def _export_notes(self):
+        return ["Outputs: the probabilities of the classes"]
+
+    def _default_loss(self):
+        return keras.losses.SparseCategoricalCrossentropy(
+            from_logits=self._outputs_are_logits,
+            reduction="mean_with_sample_weight",
+            dtype=self.head.compute_dtype,
+        )
+
+    def _default_metrics(self):
+        dtype = self.head.compute_dtype
+        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)]
+
+    def _loss_terms(self, x, y, y_pred, weight):
+        if not self._has_own_loss:
+            return y, y_pred, weight
+        # On some backends a label out of range has a loss of 0.
+        y = ops.reshape(y, ops.shape(y_pred)[:-1])
+        is_class = (y >= 0) & (y < self.num_classes)
+        zeros = ops.zeros_like(y)
+        weight = ops.where(is_class | (weight == 0), weight, np.nan)
+        return ops.where(is_class, y, zeros), y_pred, weight
+
+    def _encode_targets(self, y):
+        labels = np.asarray(y) if isinstance(y, (np.ndarray, list, tuple)) else np.zeros(0)
+        if self.class_names is None or labels.dtype.kind not in "OSU":
+            return y
+        labels = labels.astype(str)
+        unknown = np.setdiff1d(labels, self.class_names)
+        if unknown.size:
+            raise ValueError(
+                f"Labels must be among class_names={self.class_names}. Received: "
+                f"{unknown[:5].tolist()}"
+            )
+        order = np.argsort(self.class_names)
+        return order[np.searchsorted(self.class_names, labels, sorter=order)]
+
+    def _encode_class_weight(self, class_weight):
+        if class_weight is None:
+            return None
+        numbers = {name: number for number, name in enumerate(self.class_names or ())}
+        by_number = {numbers.get(key, key): weight for key, weight in class_weight.items()}
+        unknown = [key for key in by_number if key not in range(self.num_classes)]
+        if unknown:
+            raise ValueError(
+                f"The keys of `class_weight` must be classes from 0 to {self.num_classes - 1}, or "
+                f"names in class_names={self.class_names}. Received: {unknown}"
+            )
+        return by_number
+
+    def _check_targets(self, y):
+        if y.dtype.kind in "OSU":
+            raise ValueError(
+                f"Labels must be whole numbers in [0, {self.num_classes}), or, in arrays, names "
+                f"among class_names={self.class_names}. Received: labels such as {str(y.flat[0])!r}"
+            )
+        if y.ndim == 2 + self.per_step and y.shape[-1] == 1:  # Keras takes such labels too
+            y = y[..., 0]
+        check_rank("y", y, "(batch, time)" if self.per_step else "(batch)")
+        whole = np.issubdtype(y.dtype, np.integer) or np.all(np.floor(y) == y)
+        if not whole or y.size and not 0 <= y.min() <= y.max() < self.num_classes:
+            raise ValueError(
+                f"Labels must be whole numbers in [0, {self.num_classes}), even where the sample "
+                f"weight is 0. Received: values from {y.min()} to {y.max()} of type {y.dtype}"
+            )
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "per_step": self.per_step,
+            "activation": self.activation,
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "embedding": self.embedding and serialize_unbuilt(self.embedding),
+            "nan_padding": self.nan_padding,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict) -> "SequenceClassifier":
+        embedding = keras.saving.deserialize_keras_object(config.get("embedding"))
+        return super().from_config({**config, "embedding": embedding})
+
+
+def _before_padding(x):
+    """Returns a mask (batch, time), True up to the last value of x (batch, time, channels)."""
+    has_value = ops.cast(ops.any(ops.logical_not(ops.isnan(x)), axis=-1), "int32")
+    return ops.flip(ops.cumsum(ops.flip(has_value, axis=1), axis=1), axis=1) > 0
