@@ -248,6 +248,16 @@ def test_keras_file(kind, per_step, tmp_path):
     assert json.dumps(loaded.get_config()) == json.dumps(model.get_config())
 
 
+def test_a_regressor_keeps_its_embedding_and_activation(tmp_path):
+    embedding = keras.layers.Embedding(CLASSES, 4)
+    model = SequenceRegressor(Mix(False), embedding=embedding, activation="softplus")
+    tokens = np.arange(10).reshape(2, 5) % CLASSES
+    expected = model.predict(tokens, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Mix": Mix})
+    np.testing.assert_array_equal(loaded.predict(tokens, verbose=0), expected)
+
+
 def test_half_precision_keeps_outputs_and_losses_in_float32():
     model = classifier(lambda s: Mix(s, dtype="mixed_bfloat16"), dtype="mixed_bfloat16")
     x, y = data(False)
@@ -474,6 +484,7 @@ def stateful_inside():
 STEPS = (None, None, 2)
 LOSS_OF_PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
 WRONG_MODELS = [
+    (lambda: PolyphonicModel(Mix(True), 3, activation="sigmoid"), "activation': 'sigmoid'"),
     (lambda: classifier(lambda _: trellis(False), True).build(STEPS), "each step.*return_sequence"),
     (lambda: SequenceRegressor(stack(True)).build(STEPS), "last step.*return_sequences=False"),
     (

@@ -66,6 +66,12 @@ class PolyphonicModel(SequenceModel):
 
     def __init__(self, backbone: keras.Layer, keys: int = 88, **kwargs: Any) -> None:
         (keys,) = check_positive(keys=keys)
+        unsuited = {name: kwargs.get(name) for name in ("activation", "embedding")}
+        if any(value is not None for value in unsuited.values()):
+            raise ValueError(
+                "The outputs are logits and the inputs piano rolls, so `activation` and "
+                f"`embedding` must be None. Received: {unsuited}"
+            )
         super().__init__(backbone, keys, per_step=True, **kwargs)
         self.keys = keys
 

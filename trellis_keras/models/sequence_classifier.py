@@ -12,7 +12,6 @@ from keras_streams.exported import ExportedStream
 from trellis_keras.layers.checks import check_positive
 from trellis_keras.models.base import (
     check_rank,
-    serialize_unbuilt,
 )
 from trellis_keras.models.sequence_model import SequenceModel
 
@@ -108,7 +107,6 @@ class SequenceClassifier(SequenceModel):
             **kwargs,
         )
         self.num_classes = num_classes
-        self.activation = activation
         self.class_names = class_names
         self.nan_padding = nan_padding
 
@@ -211,16 +209,9 @@ class SequenceClassifier(SequenceModel):
             **super().get_config(),
             "num_classes": self.num_classes,
             "per_step": self.per_step,
-            "activation": self.activation,
             "class_names": None if self.class_names is None else list(self.class_names),
-            "embedding": self.embedding and serialize_unbuilt(self.embedding),
             "nan_padding": self.nan_padding,
         }
-
-    @classmethod
-    def from_config(cls, config: dict) -> "SequenceClassifier":
-        embedding = keras.saving.deserialize_keras_object(config.get("embedding"))
-        return super().from_config({**config, "embedding": embedding})
 
 
 def _before_padding(x):

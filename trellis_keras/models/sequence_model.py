@@ -57,7 +57,7 @@ class SequenceModel(BackboneModel):
         output_dropout: Float in [0, 1), dropout rate of the backbone's outputs. Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
-        activation: Activation of the outputs. Defaults to `None`.
+        activation: String, name of the outputs' activation. Defaults to `None`.
         seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
     """
 
@@ -103,6 +103,7 @@ class SequenceModel(BackboneModel):
         self.backbone = backbone
         self.per_step = per_step
         self.normalize = normalize
+        self.activation = activation
         self.seed = seed
         self.autocast = False  # inputs are standardized in float32
         self.input_normalization: Standardization | None = None
@@ -581,18 +582,23 @@ class SequenceModel(BackboneModel):
         return {
             **super().get_config(),
             "backbone": serialize_unbuilt(self.backbone),
+            "embedding": self.embedding and serialize_unbuilt(self.embedding),
             "normalize": self.normalize,
             "input_dropout": self.input_dropout.rate,
             "output_dropout": self.output_dropout.rate,
             "kernel_initializer": keras.initializers.serialize(self.head.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.head.bias_initializer),
+            "activation": self.activation,
             "seed": self.seed,
         }
 
     @classmethod
     def from_config(cls, config: dict) -> "SequenceModel":
-        backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        return cls(**{**config, "backbone": backbone})
+        layers = {
+            name: keras.saving.deserialize_keras_object(config.get(name))
+            for name in ("backbone", "embedding")
+        }
+        return cls(**{**config, **layers})
 
 
 def _check_steps(y, y_pred):
