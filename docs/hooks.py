@@ -26,13 +26,14 @@ BENCHMARKS = "benchmarks/results"
 TUTORIALS = ("quickstart", *EXAMPLES)
 
 REFERENCE = {
-    "layers": ("Layers", ["trellis_keras.layers"]),
+    "layers": ("Layers", ["trellis_keras.layers", "trellis_keras.layers.stateful:StatefulLayer"]),
     "streams": ("Streams", ["keras_streams"]),
     "models": (
         "Models",
         [
             "trellis_keras.models",
             "trellis_keras.models.base:BackboneModel",
+            "trellis_keras.models.generation:TextGenerator",
             "trellis_keras.models.sequence_model:SequenceModel",
         ],
     ),
