@@ -47,7 +47,7 @@ class BackboneModel(SublayersMixin, keras.Model):
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         *,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",

@@ -91,12 +91,12 @@ class TextGenerator:
 
     def generate(
         self,
-        prompts: Any,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]] | np.ndarray,
         max_length: int,
         sampler: Any = "top_p",
         *,
         seed: int | None = None,
-        stop_tokens: Any = None,
+        stop_tokens: int | str | Sequence[int | str] | None = None,
     ) -> np.ndarray | str | list[str]:
         """Continues prompts, token by token.
 
@@ -154,7 +154,7 @@ class TextGenerator:
         sampler: Any = "top_p",
         *,
         seed: int | None = None,
-        stop_tokens: Any = None,
+        stop_tokens: int | str | Sequence[int | str] | None = None,
     ) -> Iterator:
         """Continues one prompt and yields the result as it is generated.
 

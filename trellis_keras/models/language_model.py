@@ -285,7 +285,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
     @no_automatic_dependency_tracking  # Keras allows no new metrics in a built model.
     def compile(  # type: ignore[override]  # its loss is the head's
         self,
-        optimizer: Any = "rmsprop",
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         metrics: Sequence[keras.metrics.Metric] | keras.metrics.Metric | None = None,
         *,
         run_eagerly: bool = False,

@@ -257,7 +257,7 @@ class SequenceModel(BackboneModel):
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         loss: Any = None,
         *,
         metrics: Any = None,
