@@ -460,9 +460,12 @@ def test_a_model_is_kept_but_for_its_recurrent_layers(name, tmp_path):
 @pytest.mark.parametrize(
     "backbone",
     [
-        lambda: layers.GRU(4),
         lambda: StackedRNN([layers.GRU(4, **STATES)], return_sequences=False),
-        lambda: keras.Sequential([layers.GRU(4, return_sequences=True), layers.GRU(3)]),
+        pytest.param(lambda: layers.GRU(4), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: keras.Sequential([layers.GRU(4, return_sequences=True), layers.GRU(3)]),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_compiled_classifier(backbone):

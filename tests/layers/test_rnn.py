@@ -62,7 +62,7 @@ cells = pytest.mark.parametrize("name", CELLS)
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("name", slow_but(CELLS, "rhn", "grid_lstm"))
+@pytest.mark.parametrize("name", slow_but(CELLS, "rhn"))
 def test_cell(name):
     make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
     check_config(make)

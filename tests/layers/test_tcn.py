@@ -93,7 +93,7 @@ LAYERS = {
     "name",
     [
         "tcn",
-        pytest.param("batch normalization", marks=pytest.mark.slow_elsewhere),
+        pytest.param("batch normalization", marks=pytest.mark.slow),
         pytest.param("other options", marks=pytest.mark.slow_elsewhere),
         pytest.param("centered", marks=pytest.mark.slow),
     ],

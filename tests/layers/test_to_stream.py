@@ -72,7 +72,6 @@ def test_a_tcn_with_centered_taps():
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.float64
 def test_a_stack_streams_through_layers_that_treat_each_step_by_itself():
     statistics = {"mean": [1.0, 2.0, 3.0], "variance": [4.0, 5.0, 6.0]}
     inner = keras.Sequential([keras.layers.Dense(4), keras.layers.LayerNormalization()])
