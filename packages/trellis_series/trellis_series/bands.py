@@ -57,9 +57,8 @@ def calibrate(
 
 
 def shares(levels: Sequence[float], independent: float) -> np.ndarray:
-    """Returns the shares of past errors that bands must hold, at most halfway to all of them."""
-    given = np.array(levels) / 100
-    return np.minimum(given * (1 + _CORRECTION / (independent + 1)), (1 + given) / 2)
+    """Returns the shares of past errors that bands must hold."""
+    return np.minimum(np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1)), 1.0)
 
 
 def changes(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:

@@ -215,7 +215,8 @@ class Ensemble:
             factors = bands.calibrate(errors, self.origin_local, self.independent, levels)
         if self.has_few_origins:
             cycles = -(-np.arange(1, self.horizon + 1) // self.naive_season)
-            shares = bands.shares(levels, self.independent)
+            most = (1 + np.array(levels) / 100) / 2  # a normal distribution has no largest error
+            shares = np.minimum(bands.shares(levels, self.independent), most)
             normal = [NormalDist().inv_cdf(0.5 + share / 2) for share in shares]
             least = np.outer(normal, self.naive_change * np.sqrt(cycles))
         return bands.Band(factors, least)

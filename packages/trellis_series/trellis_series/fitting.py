@@ -4,7 +4,6 @@ No expert has seen what followed an origin. The weights of the experts, the pena
 regressions and the width of the band come from those errors.
 """
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,6 +45,8 @@ class Fitting:
         actual: Array (past origins, horizon), what followed.
         independent: Float, the number of origins that share no targets.
         experts: Dict of forecasts (origins, horizon), in units of `scale`.
+        moments: The sums of the ridge regression at each refit, which a panel adds up and drops.
+        group: The shape of the ridge regression, which it shares with others of a panel.
         combined: Array (origins, horizon), their weighted mean, after `combine`.
     """
 
@@ -74,6 +75,7 @@ class Fitting:
         self.naive_season = seasons.naive_season(y, candidates, horizon)
         self._smooth()
         self._prepare_ridge(candidates)
+        self.moments: ridge.Moments | None = self._moments()
         self.add_ridge("ridge", self.moments)
 
     def _choose_origins(self):
@@ -132,6 +134,7 @@ class Fitting:
         longest = max((s for s in candidates if n >= least[s]), default=m)
         wide = longest + m if longest > m else max(2 * m, self.horizon, 8)
         self.lags = ridge.Lags(m, max(min(wide, n // 4), m))
+        self.group = self.lags, len(self.bounds)
         self.z = self.transform.apply(self.y)
         self.slopes = [self._slope(bound) for bound in self.bounds]
 
@@ -142,9 +145,7 @@ class Fitting:
         x, dz = (((v[m:] - v[:-m])[: len(known)])[known] for v in (self.future, self.z))
         return np.linalg.solve(x.T @ x + _SLOPE_PENALTY * np.eye(x.shape[1]), x.T @ dz)
 
-    @functools.cached_property
-    def moments(self) -> ridge.Moments:
-        """The sums of the ridge regression at each refit, to which those of others may be added."""
+    def _moments(self):
         sums = (self.known, self.extra, self.lags, self.horizon)
         if not self.future.shape[1]:
             return ridge.moments(self.z, *sums, self.bounds)

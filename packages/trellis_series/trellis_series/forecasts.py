@@ -4,6 +4,7 @@ import copy
 import numbers
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -139,17 +140,20 @@ class Forecasts:
     def _fit(self, panel):
         """Returns a dict from the name of each series to its `Ensemble`."""
         self._candidates = self.candidate_seasons(panel, self.fitted_freq)
-        fittings = [self._fitting(series) for series in tqdm(panel, delay=10, disable=None)]
-        groups: dict[Any, list[Fitting]] = {}
+        fittings: list[Fitting] = []
+        shared: dict[Any, Moments] = {}
+        sizes: Counter = Counter()
+        for series in tqdm(panel, delay=10, disable=None):
+            fitting = self._fitting(series)
+            sums, fitting.moments = fitting.moments, None  # megabytes
+            if fitting.group in shared:
+                sums = shared[fitting.group].plus(sums)
+            shared[fitting.group] = sums
+            sizes[fitting.group] += 1
+            fittings.append(fitting)
         for fitting in fittings:
-            groups.setdefault((fitting.lags, len(fitting.bounds)), []).append(fitting)
-        for group in groups.values():
-            if len(group) > 1:
-                shared = Moments(
-                    *(sum(part) for part in zip(*(f.moments for f in group), strict=True))
-                )
-                for fitting in group:
-                    fitting.add_ridge("ridge of all", shared)
+            if sizes[fitting.group] > 1:
+                fitting.add_ridge("ridge of all", shared[fitting.group])
         kinds: dict[Any, list[np.ndarray]] = {}
         losses = [fitting.losses() for fitting in fittings]
         for fitting, loss in zip(fittings, losses, strict=True):

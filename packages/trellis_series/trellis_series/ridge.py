@@ -24,6 +24,10 @@ class Moments(NamedTuple):
     xx: np.ndarray
     xy: np.ndarray
 
+    def plus(self, other: "Moments") -> "Moments":
+        """Returns the sums over the windows of both."""
+        return Moments(self.xx + other.xx, self.xy + other.xy)
+
 
 class Lags(NamedTuple):
     """What a ridge regression reads: the number of steps of a season, and of last values."""
