@@ -95,6 +95,11 @@ def test_time_index():
     assert first_forecast(frame().set_index("ds")["y"]) == pd.Timestamp("2024-01-06")
 
 
+def test_series_without_times_has_equal_steps():
+    named = frame()["y"].rename_axis("row")
+    assert first_forecast(named) == first_forecast(named.rename(str)) == len(VALUES)
+
+
 def test_unsorted_rows(tmp_path):
     table = frame().sample(frac=1, random_state=0)
     expected = Forecasts(2).fit(frame()).predict()

@@ -62,9 +62,8 @@ def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
         data = pd.Series(data)
     if isinstance(data, pd.Series):
         data = data.to_frame(columns.target)
-        if isinstance(data.index, pd.Index) and data.index.name is None and data.index.nlevels == 1:
-            data = data if isinstance(data.index, _TIME_INDEXES) else data.reset_index(drop=True)
-            data = data.rename_axis(columns.time)
+        if data.index.nlevels == 1 and not isinstance(data.index, _TIME_INDEXES):
+            data = data.reset_index(drop=True).rename_axis(columns.time)
     if not isinstance(data, pd.DataFrame):
         raise ValueError(
             f"Data must be a data frame or a series of pandas. Received: {type(data).__name__}"

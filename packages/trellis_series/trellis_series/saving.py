@@ -110,6 +110,8 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
                     row[name] = stacked[name][first:end].reshape(shape)
                     first = end
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
+        if last.dtype.kind not in "iMm" and not isinstance(last, pd.PeriodIndex):
+            raise ValueError(f"its times are of the kind {last.dtype}")
         restored = (_restored(row, time) for row, time in zip(rows, last, strict=True))
         models = dict(zip(about["names"], restored, strict=True))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
