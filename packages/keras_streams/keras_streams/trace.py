@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import threading
 import unittest.mock
@@ -112,12 +113,22 @@ def symbolic_weights(variables: Sequence[keras.Variable]) -> Iterator[list[keras
 
 @contextlib.contextmanager
 def _symbolic_backend():
-    """Context in which this thread's calls of the backend take symbolic tensors."""
-    get = keras.KerasTensor.__getitem__
+    """Context in which this thread's calls of the backend take symbolic tensors.
+
+    Arrays beside them, such as weights that a layer multiplies by itself, leave operators to Keras.
+    """
+    get, to_jax = keras.KerasTensor.__getitem__, keras.KerasTensor.__jax_array__
+    thread = threading.get_ident()
 
     def get_item(x, key):  # Keras fails for keys such as x[:1] and x[None]
         return get(x, key if isinstance(key, tuple) else (key,))
 
+    def as_jax_array(x):
+        if threading.get_ident() == thread:
+            raise AttributeError("__jax_array__")  # then JAX leaves `array * x` to Keras
+        return functools.partial(to_jax, x)
+
+    patch = unittest.mock.patch.object
     namespace, core = _Namespace(backend), _Namespace(backend.core)
     with (
         _ONE_AT_A_TIME,
@@ -131,6 +142,8 @@ def _symbolic_backend():
         _patch(backend.core, "slice", core.slice),
         _patch(backend.core, "stop_gradient", core.stop_gradient),
         _patch(keras.KerasTensor, "__getitem__", get_item),
+        patch(keras.KerasTensor, "__jax_array__", property(as_jax_array)),
+        patch(keras.KerasTensor, "__array_ufunc__", None, create=True),
     ):
         yield
 
@@ -183,15 +196,20 @@ def _current(value):
 
 def _scope(outer):
     """Returns the path of the layers whose methods are running."""
-    layers: list[keras.Layer] = []
+    owners: list[Any] = []
+    names: list[str] = []
     frame = sys._getframe(2)
     while frame is not None:
-        for name in ("self", "layer"):
-            owner = frame.f_locals.get(name)
-            if isinstance(owner, keras.Layer) and owner is not outer and owner not in layers:
-                layers.append(owner)
+        for variable in ("self", "layer"):
+            owner = frame.f_locals.get(variable)
+            if isinstance(owner, keras.Layer) and owner is not outer:
+                if all(owner is not other for other in owners):
+                    owners.append(owner)
+                    names.append(owner.name)
+        if "planned" in frame.f_locals:  # a part of a graph of layers
+            names.append(frame.f_locals["planned"].path)
         frame = frame.f_back
-    return "/".join(layer.name for layer in reversed(layers))
+    return "/".join(filter(None, reversed(names)))
 
 
 def _unrolled_scan(

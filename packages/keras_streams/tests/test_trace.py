@@ -1,0 +1,43 @@
+"""Own layers: their operations are traced, and carry their names."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_streams.c import c_source, proven_source
+from keras_streams.compiled import find_compiler
+from keras_streams.exported import exported_stream
+
+pytestmark = pytest.mark.both_backends
+
+
+class Scaled(layers.Layer):
+    """Computes with its weights and with arrays by Python's operators."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight((shape[-1], shape[-1]))
+        self.scale = self.add_weight((shape[-1],), initializer="ones")
+
+    def call(self, x):
+        kernel = self.kernel / ops.sqrt(ops.sum(self.kernel**2, axis=0))
+        y = x @ (kernel * self.scale)
+        return np.arange(3, dtype="float32") * y + (1 - self.scale.value[0]) * y - self.kernel[0]
+
+
+class Named(layers.Layer):
+    def call(self, x):
+        return ops.erfinv(ops.tanh(x))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
+def test_weights_outside_of_operations_are_traced():
+    net = keras.Sequential([keras.Input((None, 3)), layers.GRU(3, return_sequences=True), Scaled()])
+    proven_source(net, "net")  # raises unless the C equals Keras
+
+
+def test_operations_of_own_layers_carry_their_names():
+    inner = keras.Sequential([layers.Dense(3), Named(name="own")], name="inner")
+    net = keras.Sequential([keras.Input((None, 3)), inner])
+    with pytest.raises(ValueError, match="inner/own: the operation Erfinv has no C code"):
+        c_source(exported_stream(net), "net")
