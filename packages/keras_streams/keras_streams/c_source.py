@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import numpy as np
 from keras_streams import passes
 from keras_streams.cells import Buffer, Op, Program, grid, pieces, taps
 from keras_streams.lower import MAPS
+from keras_streams.statements import Code, Loop, Number, Place, Statement, rolled
 
 TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "int"}
 TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
@@ -19,253 +21,34 @@ TYPES["fixed64"] = "int64_t"
 _BYTES = {"float": 4, "double": 8, "int64_t": 8, "int": 4, "int8_t": 1, "int16_t": 2, "int32_t": 4}
 _MATH = "fabs sqrt expm1 log log1p pow erf sin cos floor ceil rint exp tanh fmod".split()
 
-HELPERS = {
-    "row": """
-/* The place of a row in a ring. */
-static inline int row(int i, int rows) { return i < rows ? i : i - rows; }
-""",
-    "power": """
-/* e^x - less for |x| < 88, without branches, so that loops vectorize. */
-static inline float power(float x, float less)
-{
-    union { float f; uint32_t i; } two;
-    const float bounded = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
-    const float shifted = bounded * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-    const float p =
-        ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r
-          + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    two.f = shifted;
-    two.i = (two.i - 0x4b400000u + 127u) << 23;
-    return (p * r * r + r) * two.f + (two.f - less);
-}
-""",
-    "exponential": """
-static inline float exponential(float x)
-{
-    return x > 88.72f ? INFINITY : x < -87.0f ? 0.0f : power(x, 0.0f);
-}
-""",
-    "exponential_minus_1": """
-static inline float exponential_minus_1(float x)
-{
-    return x > 88.72f ? INFINITY : power(x, 1.0f);
-}
-""",
-    "sigmoid": "static inline float sigmoid(float x) { return 1.0f / (1.0f + power(-x, 0.0f)); }",
-    "hyperbolic": """
-/* tanh(x): a polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel. */
-static inline float hyperbolic(float x)
-{
-    const float z = x * x, far = 1.0f - 2.0f / (power(2.0f * x, 0.0f) + 1.0f);
-    const float near =
-        ((((-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f) * z
-          + 1.33314422036e-1f) * z - 3.33332819422e-1f) * z * x + x;
-    return z < 0.390625f ? near : far;
-}
-""",
-    "logarithm": """
-static inline float logarithm(float x)
-{
-    union { float f; uint32_t i; } m;
-    m.f = x < 1.17549435e-38f ? x * 8388608.0f : x;
-    const float scale = x < 1.17549435e-38f ? -149.0f : -126.0f;
-    float e = (float)(int)(m.i >> 23) + scale;
-    m.i = (m.i & 0x007fffffu) | 0x3f000000u;
-    const int low = m.f < 0.707106781f;
-    e = low ? e - 1.0f : e;
-    const float z = low ? m.f + m.f - 1.0f : m.f - 1.0f, z2 = z * z;
-    float p =
-        ((((((((7.0376836292e-2f * z - 1.1514610310e-1f) * z + 1.1676998740e-1f) * z
-               - 1.2420140846e-1f) * z + 1.4249322787e-1f) * z - 1.6668057665e-1f) * z
-            + 2.0000714765e-1f) * z - 2.4999993993e-1f) * z + 3.3333331174e-1f) * z * z2;
-    p = (p - 2.12194440e-4f * e - 0.5f * z2) + z + 0.693359375f * e;
-    p = x < INFINITY ? p : x;
-    return x > 0.0f ? p : x == 0.0f ? -INFINITY : NAN;
-}
-""",
-    "logarithm_of_1_plus": """
-static inline float logarithm_of_1_plus(float x)
-{
-    const float y = 1.0f + x, d = y - 1.0f, z = logarithm(y);
-    return d == 0.0f ? x : y < INFINITY ? z * (x / d) : z;
-}
-""",
-    "modulo": """
-/* The remainder with the sign of b. */
-static inline REAL modulo(REAL a, REAL b)
-{
-    const REAL r = fmodf(a, b);
-    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-}
-""",
-    "remainder_of": """
-/* The remainder with the sign of b. */
-static inline int64_t remainder_of(int64_t a, int64_t b)
-{
-    const int64_t r = a % b;
-    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-}
-""",
-    "copy": """
-static void copy(REAL *y, int n, const REAL *x, int stride)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = x[i * stride];
-}
-""",
-    "pick": """
-static void pick(REAL *y, int n, const REAL *x, const int *places)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = x[places[i]];
-}
-""",
-    "lookup": """
-/* A row of a table, NAN for an index outside of it. */
-static void lookup(REAL *y, int n, int64_t index, int rows, const REAL *table)
-{
-    for (int i = 0; i < n; i++)
-        y[i] = index < 0 || index >= rows ? NAN : table[(int)index * n + i];
-}
-""",
-    "lookup_in_columns": """
-/* A column of a matrix in blocks of columns, NAN for an index outside of it. */
-static void lookup_in_columns(REAL *y, int n, int64_t index, int columns, const REAL *w, int width)
-{
-    const int is_inside = index >= 0 && index < columns, at = is_inside ? (int)index : 0;
-    const int first = at - at % width, rest = columns - first, size = rest < width ? rest : width;
-    for (int i = 0; i < n; i++)
-        y[i] = is_inside ? w[first * n + i * size + at - first] : NAN;
-}
-""",
-    "add_products": """
-/* y += the sum of the terms a * b. */
-static void add_products(
-    REAL *restrict y, int n, int terms,
-    const REAL *a, int a_term, int a_step, const REAL *b, int b_term, int b_step)
-{
-    for (int k = 0; k < terms; k++, a += a_term, b += b_term)
-        for (int i = 0; i < n; i++)
-            y[i] += a[i * a_step] * b[i * b_step];
-}
-""",
-}
-_NEEDS = {
-    "logarithm_of_1_plus": ["logarithm"],
-    "exponential": ["power"],
-    "exponential_minus_1": ["power"],
-    "sigmoid": ["power"],
-    "hyperbolic": ["power"],
+
+def _read_operations():
+    """Returns {name: text} of the functions in `operations.c`."""
+    text = pathlib.Path(__file__).with_name("operations.c").read_text()
+    functions = text.strip().split("\n\n")[1:]
+    return {re.search(r"^static .*?(\w+)\(", f, re.M)[1]: f for f in functions}
+
+
+HELPERS = _read_operations()
+_LIBRARY = {  # float64 has the functions of the C library
+    "logarithm": "log(x)",
+    "logarithm_of_1_plus": "log1p(x)",
+    "exponential": "exp(x)",
+    "exponential_minus_1": "expm1(x)",
+    "sigmoid": "1.0 / (1.0 + exp(-x))",
+    "hyperbolic": "tanh(x)",
 }
 # With a count, rounding errors are computed as differences that algebra would set to 0.
 _EXACT = """\
 #if defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || defined _M_FP_FAST
 #error "A mean over all steps cannot be compiled with -ffast-math or /fp:fast."
 #endif"""
-_IN_DOUBLE = {  # float64 has the functions of the C library
-    "logarithm": "static inline double logarithm(double x) { return log(x); }",
-    "logarithm_of_1_plus": "static inline double logarithm_of_1_plus(double x) {return log1p(x);}",
-    "exponential": "static inline double exponential(double x) { return exp(x); }",
-    "exponential_minus_1": "static inline double exponential_minus_1(double x) {return expm1(x);}",
-    "sigmoid": "static inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }",
-    "hyperbolic": "static inline double hyperbolic(double x) { return tanh(x); }",
+_FOLDS = {  # function of two numbers, and first value
+    "sum": ("add", "0"),
+    "prod": ("multiply", "1"),
+    "max": ("larger", "-INFINITY"),
+    "min": ("smaller", "INFINITY"),
 }
-_FUNCTIONS = (
-    *("exponential_minus_1", "exponential", "sigmoid", "hyperbolic"),
-    *("logarithm_of_1_plus", "logarithm", "modulo", "remainder_of"),
-)
-_PRODUCT = """
-/* y = start + x w; a start of NULL means zeros. */
-static void product_{n}({T} *y, const {T} *start, const {T} *x, const {T} *w, int rows)
-{{
-    {T} sum[{n}] = {{0}};
-    if (start)
-        memcpy(sum, start, sizeof sum);
-    for (int i = 0; i < rows; i++)
-        for (int k = 0; k < {n}; k++)
-            sum[k] += x[i] * w[i * {n} + k];
-    memcpy(y, sum, sizeof sum);
-}}
-"""
-_WIDE_PRODUCT = """
-/* y = start + x w, with a w in blocks of {width} columns. */
-static void product_{n}({T} *y, const {T} *start, const {T} *x, const {T} *w, int rows)
-{{
-    for (int k = 0; k < {whole}; k += {width})
-        product_{width}(y + k, start ? start + k : NULL, x, w + k * rows, rows);
-{rest}}}
-"""
-_WIDE_REST = "    product_{n}(y + {at}, start ? start + {at} : NULL, x, w + {at} * rows, rows);\n"
-_WIDE_CONVOLUTION = """
-/* As convolution_{width}, with a w in blocks of {width} columns. */
-static void convolution_{n}(
-    {T} *y, const {T} *start, const {T} *ring, int first, int step, int taps, int rows, int width,
-    const {T} *z, const {T} *w, int inputs)
-{{
-    const int all = (taps + (z != NULL)) * inputs;
-    for (int k = 0; k < {whole}; k += {width})
-        convolution_{width}(
-            y + k, start ? start + k : NULL, ring, first, step, taps, rows, width, z,
-            w + k * all, inputs);
-{rest}}}
-"""
-_WIDE_CONVOLUTION_REST = """
-    convolution_{n}(
-        y + {at}, start ? start + {at} : NULL, ring, first, step, taps, rows, width, z,
-        w + {at} * all, inputs);
-"""
-_CONVOLUTION = """
-/* y = start + x w, where x consists of rows of a ring, `step` apart, and of z unless it is NULL. */
-static void convolution_{n}(
-    {T} *y, const {T} *start, const {T} *ring, int first, int step, int taps, int rows, int width,
-    const {T} *z, const {T} *w, int inputs)
-{{
-    {T} sum[{n}] = {{0}};
-    if (start)
-        memcpy(sum, start, sizeof sum);
-    for (int t = 0; t < taps + (z != NULL); t++, w += inputs * {n}) {{
-        const {T} *x = t < taps ? ring + row(first + t * step, rows) * width : z;
-        for (int i = 0; i < inputs; i++)
-            for (int k = 0; k < {n}; k++)
-                sum[k] += x[i] * w[i * {n} + k];
-    }}
-    memcpy(y, sum, sizeof sum);
-}}
-"""
-_PRODUCTS = "product", _PRODUCT, _WIDE_PRODUCT, _WIDE_REST
-_CONVOLUTIONS = "convolution", _CONVOLUTION, _WIDE_CONVOLUTION, _WIDE_CONVOLUTION_REST
-_FOLDS = {  # first value, and step
-    "sum": ("0", "{0} + {1}"),
-    "prod": ("1", "{0} * {1}"),
-    "max": ("-INFINITY", "{0} < {1} || {1} != {1} ? {1} : {0}"),
-    "min": ("INFINITY", "{1} < {0} || {1} != {1} ? {1} : {0}"),
-}
-_REDUCE = """
-/* The {name} of n numbers, in eight parts that vectorize. */
-static {T} reduce_{name}({T} first, const {T} *x, int n, int stride)
-{{
-    {T} part[8] = {{{starts}}};
-    int i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int k = 0; k < 8; k++)
-            part[k] = {each};
-    for (; i < n; i++)
-        part[0] = {rest};
-    for (i = 0; i < 8; i++)
-        first = {both};
-    return first;
-}}
-"""
-_FOLD = """
-/* The {name} of y and x, element by element. */
-static void fold_{name}({T} *restrict y, int n, int terms, const {T} *x, int term, int step)
-{{
-    for (int k = 0; k < terms; k++, x += term)
-        for (int i = 0; i < n; i++)
-            y[i] = {both};
-}}
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,19 +85,6 @@ class Source:
     weights: bytes | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Statement:
-    """A statement of C: a text with %s for pointers and numbers."""
-
-    text: str
-    values: tuple[Any, ...]
-    scope: str
-    guard: frozenset[int]
-
-    def __str__(self):
-        return self.text % self.values
-
-
 def print_c(
     program: Program,
     groups: list[passes.Group],
@@ -333,22 +103,18 @@ def print_c(
         about: Object with `inputs`, `takes_token`, `names`, `delay` and `rate` of the stream.
         in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
     """
-    printer = Printer(program, groups, prefix, real, about)
-    printer.in_file = in_file
-    return printer.print()
+    return Printer(program, groups, prefix, real, about, in_file).print()
 
 
 class Printer:
     """Prints a program that computes in one type.
 
     Args:
-        program, groups, prefix, real, about: As in `print_c`.
+        program, groups, prefix, real, about, in_file: As in `print_c`.
     """
 
-    helpers, needs = HELPERS, _NEEDS
+    helpers = HELPERS
     nothing = "NAN"  # outputs at steps without an output
-    is_real = True  # whether numbers are floating-point ones
-    in_file = False  # whether `weights`, an argument of reset, has all tables of the real type
 
     def __init__(
         self,
@@ -357,14 +123,15 @@ class Printer:
         prefix: str,
         real: str,
         about: Any,
+        in_file: bool = False,
     ) -> None:
         self.program, self.groups, self.about = program, groups, about
-        self.prefix, self.real = prefix, real
-        self.tables: dict[tuple, str] = {}  # content: name
+        self.prefix, self.real, self.in_file = prefix, real, in_file
+        self.tables: dict[tuple, Place] = {}  # content: name
         self.arrays: dict[str, tuple] = {}  # name: (type, array)
         self.functions: dict[str, str] = {}  # name: text, in the order of first use
         self.loops: dict[str, str] = {}  # body of a map: name of its function
-        self.taken = {"s", "x", "y", "token", "weights"}
+        self.taken = {"s", "x", "y", "token", "weights", "group"}
         self.statements: list[Statement] = []
         self.offsets, self.sizes = passes.allocate(program, groups)
         self.kept = passes.kept(program, groups)
@@ -399,62 +166,81 @@ class Printer:
         return name
 
     def table(self, array, scope, name, kind=None):
-        """Returns the name of a table of constants."""
+        """Returns the place of a table of constants."""
         kind = kind or TYPES[np.asarray(array).dtype.name]
         array = np.ascontiguousarray(array)
         key = kind, array.tobytes()
         if key not in self.tables:
-            self.tables[key] = self._unique(scope, name)
-            self.arrays[self.tables[key]] = kind, array.reshape(-1)
+            name = self._unique(scope, name)
+            is_in_file = self.in_file and kind == self.real
+            self.tables[key] = Place("s->weights" if is_in_file else "", name, 0, kind)
+            self.arrays[name] = kind, array.reshape(-1)
         return self.tables[key]
 
-    def use(self, name, **values):
-        """Adds a helper function and returns its name."""
-        kind = values.get("T", self.real)
-        text, needed = self.helpers[name].strip(), self.needs.get(name, [])
-        if kind == "double" and name in _IN_DOUBLE:
-            text, needed = _IN_DOUBLE[name], []
-        for other in needed:
-            self.use(other)
-        full = name if kind == self.real or "REAL" not in text else f"{name}_{kind}"
+    def use(self, name, kind=None, **words):
+        """Adds a function of `operations.c` and those that it calls, and returns its name.
+
+        Args:
+            name: Its name.
+            kind: Type of its numbers. Defaults to the program's.
+            words: Words of the function, and what replaces them.
+        """
+        kind, text, full = kind or self.real, self.helpers[name], name
+        for word, value in words.items():
+            full = full.replace(f"_{word}", f"_{value}")
+        if kind != self.real and "REAL" in text:
+            full = f"{full}_{kind}"
         if full not in self.functions:
-            text = re.sub(rf"\b{name}\(", f"{full}(", text.replace("REAL", kind))
-            self.functions[full] = self.typed(text)
+            if kind == "double" and name in _LIBRARY:
+                text = f"static inline double {name}(double x) {{ return {_LIBRARY[name]}; }}"
+            if kind in ("int", "int64_t"):
+                text = text.replace(" || b != b", "")
+            for word, value in {**words, "REAL": kind}.items():
+                text = re.sub(rf"\b{word}\b", str(value), text)
+            head, body = re.sub(rf"\b{name}\(", f"{full}(", text).split("{", 1)
+            self.functions[full] = f"{head}{{{self.linked(body, kind)}"
         return full
 
-    def typed(self, text):
-        """Returns C code for float in the real type."""
-        if self.real == "float":
-            return text
-        return re.sub(rf"\b({'|'.join(_MATH)})f\b", r"\1", text)
+    def linked(self, text, kind=None):
+        """Returns C code for floats in the program's type, with the functions that it calls."""
+        for name in self.helpers:
+            if re.search(rf"\b{name}\(", text):
+                text = re.sub(rf"\b{name}\(", f"{self.use(name, kind)}(", text)
+        return text if self.real == "float" else re.sub(rf"\b({'|'.join(_MATH)})f\(", r"\1(", text)
 
     # Addresses
 
-    def pointer(self, b: Buffer, offset: int) -> str:
+    def pointer(self, b: Buffer, offset: int) -> Place | Code:
         """Returns a pointer to an element of a buffer."""
-        if b.ring is not None:
-            at, column = divmod(offset, b.ring.width)
-            return self.ring_pointer(b, str(at) if at else "", column)
+        kind = TYPES[b.dtype]
         if b.kind == "input":
-            name = "ids" if b.dtype == "int64" else "x"
-            offset += 0 if b.dtype == "int64" else self.input_offsets[b]
-        elif b.kind == "state":
-            name = f"s->{self.names[b]}"
-        elif b.kind == "work":
-            name, offset = f"s->{_WORK[b.dtype]}", offset + self.offsets[b]
-        else:
-            name = self.table(b.data, b.scope, b.name)
-        return f"{name} + {offset}" if offset else name
+            array = "ids" if b.dtype == "int64" else "x"
+            return Place(array, "", offset + self.input_offsets[b] * (array == "x"), kind)
+        if b.kind == "work":
+            return Place(f"s->{self.array('work', b.dtype)}", "", self.offsets[b] + offset, kind)
+        if b.kind == "constant":
+            return self.table(b.data, b.scope, b.name) + offset
+        if b.ring is None:
+            return self.state(b) + offset
+        at, column = divmod(offset, b.ring.width)
+        head = Code("s->heads[%s]", (Number(b.ring.head, "head"),))
+        if at:
+            rows = Number(at, "at"), Number(b.ring.rows, "rows")
+            head = Code(f"{self.use('row')}(%s + %s, %s)", (head, *rows))
+        return Code("%s + %s * %s", (self.state(b) + column, head, Number(b.ring.width, "width")))
 
-    def ring_pointer(self, b, at, column):
-        ring = b.ring
-        head = f"s->head_{ring.head}"
-        place = f"{self.use('row')}({head} + {at}, {ring.rows})" if at else head
-        place = f"{place} * {ring.width}" if ring.width > 1 else place
-        return f"s->{self.names[b]} + {place}" + (f" + {column}" if column else "")
+    def state(self, b):
+        """Returns the place of a state."""
+        return Place(f"s->{self.array('states', b.dtype)}", self.names[b], 0, TYPES[b.dtype])
+
+    def array(self, name, dtype):
+        """Returns the name of the state's array of a kind of buffers with a dtype."""
+        return name if TYPES[dtype] == self.real else f"{name}_{dtype}"
 
     def say(self, text, *values, like):
-        self.statements.append(Statement(text, values, like.scope, like.guard))
+        """Adds a statement: a text with %s for each value."""
+        scope = like.scope or (self.statements[-1].scope if self.statements else "")
+        self.statements.append(Statement(Code(text, values), scope, like.guard))
 
     # Operations
 
@@ -467,7 +253,7 @@ class Printer:
         y = self.pointer(op.buffer, 0)
         begin = self.start(op, start, y, n)
         for cells, matrix in zip(operands, op.matrices, strict=True):
-            found = passes.rows_of(self.program, cells, n)
+            found = passes.rows_of(self.program, cells)
             assert found is not None  # by `copy_scattered`
             parts, step = found
             w = self.table(in_blocks(matrix.astype(op.buffer.dtype)), op.scope, "kernel")
@@ -475,44 +261,74 @@ class Printer:
             while runs:
                 i, count = runs.pop(0)
                 p = parts[i]
-                weights = f"{w} + {p.start * n}" if p.start else w
+                x = self.pointer(p.buffer, p.offset)
                 if p.buffer.ring is None:
-                    name, x = self.product_function(n), self.pointer(p.buffer, p.offset)
-                    text = f"{name}(%s, %s, %s, {weights}, {p.size});"
-                    self.rows_loop(op, rows, text, (y, n), begin, (x, step))
+                    name, inputs = "product_N", ((x, step), None, p.size)
                 else:
-                    newest = ("NULL", 0)
+                    newest = "NULL", 0
                     if runs and runs[0][1] == 1 and parts[runs[0][0]].size == p.size:
                         q = parts[runs.pop(0)[0]]
                         newest = self.pointer(q.buffer, q.offset), step
-                    rows_of_ring = parts[i : i + count]
-                    self.convolution(
-                        op, rows, n, rows_of_ring, weights, (y, n), begin, newest, step
-                    )
-                begin = (y, n)
+                    name = "convolution_N"
+                    rows_of_ring = self.rows_of_ring(parts[i : i + count], step)
+                    inputs = (*rows_of_ring, newest, None, p.size)
+                self.columns(op, name, (y, n), begin, inputs, (w, p.start, len(matrix)))
+                begin = y, n
 
-    def convolution(self, op, rows, n, parts, weights, y, begin, newest, step):
-        """Adds a product with rows of a ring, and with the newest row."""
-        self.use("row")
-        name, p = self.product_function(n, _CONVOLUTIONS), parts[0]
-        ring = p.buffer.ring
+    def rows_of_ring(self, parts, step):
+        """Returns the arguments of a convolution for equally distant rows."""
+        p, ring = parts[0], parts[0].buffer.ring
         at, column = divmod(p.offset, ring.width)
-        first = f"s->head_{ring.head}" + (f" + {at}" if at else "")
+        head = Code("s->heads[%s]", (Number(ring.head, "head"),))
+        first = Code("%s + %s", (head, Number(at, "at"))) if at else head
         apart = (parts[1].offset - p.offset) // ring.width if len(parts) > 1 else 0
-        pointer = f"s->{self.names[p.buffer]}" + (f" + {column}" if column else "")
-        text = (
-            f"{name}(%s, %s, %s, {first}, {apart}, {len(parts)}, {ring.rows}, {ring.width}, "
-            f"%s, {weights}, {p.size});"
+        return (
+            *((self.state(p.buffer) + column, step), first, Number(apart, "apart"), len(parts)),
+            *(Number(ring.rows, "rows"), ring.width),
         )
-        self.rows_loop(op, rows, text, y, begin, (pointer, step), newest)
 
-    def rows_loop(self, op, rows, call, *pointers):
-        """Adds a call for each row, with pointers (first, step)."""
-        if rows == 1:
-            self.say(call, *(p for p, _ in pointers), like=op)
-            return
-        values = [p if not step or p == "NULL" else f"{p} + r * {step}" for p, step in pointers]
-        self.say(f"for (int r = 0; r < {rows}; r++)\n    {call}", *values, like=op)
+    def columns(self, op, name, y, start, inputs, weights):
+        """Adds a product for each row, in blocks of columns.
+
+        Args:
+            op: The operation.
+            name: Name of the function.
+            y, start: Pairs of a pointer and a step from row to row.
+            inputs: The other arguments, with such pairs, and None for the weights.
+            weights: The matrix, the first of its rows that is read, and their number.
+        """
+        rows, n = op.args[0].shape
+        width = min(block_width(n), n)
+        for at, size, count in ((0, width, n // width), (n - n % width, n % width, 1)):
+            if size:
+                self.block(
+                    op, rows, (self.use(name, N=size), at, size, count), y, start, inputs, weights
+                )
+
+    def block(self, op, rows, block, y, start, inputs, weights):
+        """Adds the products of `count` blocks of columns; see `columns`."""
+        function, at, size, count = block
+        w, first_row, all_rows = weights
+
+        def moved(pointer, step, distance):
+            if pointer == "NULL":
+                return pointer
+            code = pointer + at * distance
+            code = Code(f"%s + r * {step}", (code,)) if rows > 1 and step else code
+            return Code(f"%s + k * {distance}", (code,)) if count > 1 and distance else code
+
+        values = [moved(*y, 1), moved(*start, 1)]
+        for value in inputs:
+            if value is None:
+                value = moved(w + first_row * size, 0, all_rows)
+            values.append(moved(*value, 0) if isinstance(value, tuple) else value)
+        text = f"{function}({', '.join(['%s'] * len(values))});"
+        for size_of_loop, step, variable in ((count * size, size, "k"), (rows, 1, "r")):
+            if size_of_loop > step:
+                step = f"{variable} += {step}" if step > 1 else f"{variable}++"
+                text = text.replace("\n", "\n    ")
+                text = f"for (int {variable} = 0; {variable} < {size_of_loop}; {step})\n    {text}"
+        self.say(text, *values, like=op)
 
     def start(self, op, cells, y, n):
         """Returns a pointer to the start of a product, and its step from row to row."""
@@ -530,28 +346,20 @@ class Printer:
         self.copied(y, cells, op)
         return y, n
 
-    def product_function(self, n, templates=None):
-        """Adds the function of a product with n columns and returns its name."""
-        kind, text, wide, wide_rest = templates or _PRODUCTS
-        name, width = f"{kind}_{n}", block_width(n)
-        if name not in self.functions:
-            if n <= width:
-                self.functions[name] = text.strip().format(n=n, T=self.real)
-            else:
-                self.product_function(width, templates)
-                whole, rest = n - n % width, ""
-                if n % width:
-                    self.product_function(n % width, templates)
-                    rest = wide_rest.lstrip("\n").format(n=n % width, at=whole)
-                self.functions[name] = wide.strip().format(
-                    n=n, T=self.real, width=width, whole=whole, rest=rest
-                )
-        return name
+    def rows_loop(self, op, rows, call, *values):
+        """Adds a call for each row, with pairs of a pointer and its step from row to row."""
+        if rows > 1:
+            call = f"for (int r = 0; r < {rows}; r++)\n    {call}"
+        moved = [
+            Code(f"%s + r * {v[1]}", (v[0],)) if rows > 1 and v[1] and v[0] != "NULL" else v[0]
+            for v in values
+        ]
+        self.say(call, *moved, like=op)
 
     def dot(self, op):
-        y, n = self.pointer(op.buffer, 0), op.size
-        self.say(f"memset(%s, 0, {n} * sizeof *(%s));", y, y, like=op)
-        name = self.use("add_products", T=TYPES[op.buffer.dtype])
+        y, n, kind = self.pointer(op.buffer, 0), op.size, TYPES[op.buffer.dtype]
+        self.say(f"memset(%s, 0, {n} * sizeof({kind}));", y, like=op)
+        name = self.use("add_products", kind)
         grids = [grid(self.program, cells) for cells in op.args]
         terms = len(op.args[0])
         if all(g is not None for g in grids):
@@ -563,81 +371,58 @@ class Printer:
         for rows in zip(*op.args, strict=True):
             (a,), (b,) = (pieces(self.program, row) for row in rows)
             pointers = [self.pointer(p.buffer, p.offset) for p in (a, b)]
-            self.say(
-                f"{name}(%s, {n}, 1, %s, 0, {a.stride}, %s, 0, {b.stride});", y, *pointers, like=op
-            )
+            text = f"{name}(%s, {n}, 1, %s, 0, {a.stride}, %s, 0, {b.stride});"
+            self.say(text, y, *pointers, like=op)
 
     def reduce(self, op):
         (cells,) = op.args
         y, n, kind = self.pointer(op.buffer, 0), op.size, TYPES[op.buffer.dtype]
+        fold, first = _FOLDS[op.name]
+        if kind in ("int", "int64_t"):
+            first = first.replace("INFINITY", "INT32_MAX" if kind == "int" else "INT64_MAX")
+        words = {"NAME": op.name, "FOLD": self.use(fold, kind), "FIRST": first}
         found = grid(self.program, cells)
-        if n == 1 or (found is not None and found.strides[0] == 1):
-            name = self.reduction(_REDUCE, "reduce", op.name, kind)
-            if n > 1:
-                x = self.pointer(found.buffer, found.offset)
-                first, step = self.first(op.name, kind), found.strides[1]
-                call = f"(%s)[i] = {name}({first}, %s + i * {step}, {len(cells)}, 1);"
-                self.say(f"for (int i = 0; i < {n}; i++)\n    {call}", y, x, like=op)
-                return
-            first = self.first(op.name, kind)
+        if n > 1 and found is not None and found.strides[0] == 1:
+            name, x = (
+                self.use("reduce_NAME", kind, **words),
+                self.pointer(found.buffer, found.offset),
+            )
+            call = f"(%s)[i] = {name}({first}, %s + i * {found.strides[1]}, {len(cells)}, 1);"
+            self.say(f"for (int i = 0; i < {n}; i++)\n    {call}", y, x, like=op)
+        elif n == 1:
+            name = self.use("reduce_NAME", kind, **words)
             for p in pieces(self.program, cells[:, 0]):
-                x = self.pointer(p.buffer, p.offset)
-                text = f"*(%s) = {name}({'*(%s)' if p.start else first}, %s, {p.size}, {p.stride});"
-                self.say(text, *([y, y, x] if p.start else [y, x]), like=op)
-            return
-        self.copied(y, cells[0], op)
-        name = self.reduction(_FOLD, "fold", op.name, kind)
-        if found is not None:
-            term, step = found.strides
-            x = self.pointer(found.buffer, found.offset + term)
-            text = f"{name}(%s, {n}, {len(cells) - 1}, %s, {term}, {step});"
-            self.say(text, y, x, like=op)
-            return
-        for row in cells[1:]:
-            (p,) = pieces(self.program, row)
-            x = self.pointer(p.buffer, p.offset)
-            self.say(f"{name}(%s, {n}, 1, %s, 0, {p.stride});", y, x, like=op)
-
-    def first(self, name, kind):
-        first = _FOLDS[name][0]
-        if "INFINITY" in first and kind in ("int", "int64_t"):
-            return first.replace("INFINITY", "INT32_MAX" if kind == "int" else "INT64_MAX")
-        return first
-
-    def reduction(self, template, verb, name, kind):
-        full = f"{verb}_{name}" + ("" if kind == self.real else f"_{kind}")
-        if full not in self.functions:
-            first, text = self.first(name, kind), _FOLDS[name][1]
-            if kind in ("int", "int64_t"):
-                text = text.replace(" || {1} != {1}", "")
-            one = "x[i * stride]" if verb == "reduce" else "x[i * step]"
-            parts = {
-                "each": text.format("part[k]", "x[(i + k) * stride]"),
-                "rest": text.format("part[0]", one),
-                "both": text.format("first", "part[i]") if verb == "reduce"
-                else text.format("y[i]", one),
-            }  # fmt: skip
-            starts = ", ".join([first] * 8)
-            text = template.strip().format(name=name, T=kind, starts=starts, **parts)
-            self.functions[full] = text.replace(f"{verb}_{name}(", f"{full}(")
-        return full
+                begin = Code("*(%s)", (y,)) if p.start else first
+                text = f"*(%s) = {name}(%s, %s, {p.size}, {p.stride});"
+                self.say(text, y, begin, self.pointer(p.buffer, p.offset), like=op)
+        else:
+            self.copied(y, cells[0], op)
+            name = self.use("fold_NAME", kind, **words)
+            rows = [(1, 0, *pieces(self.program, row)) for row in cells[1:]]
+            if found is not None:
+                term, step = found.strides
+                x = dataclasses.replace(rows[0][2], stride=step)
+                rows = [(len(cells) - 1, term, x)]
+            for terms, term, p in rows:
+                text = f"{name}(%s, {n}, {terms}, %s, {term}, {p.stride});"
+                self.say(text, y, self.pointer(p.buffer, p.offset), like=op)
 
     def gather(self, op):
         y, n = self.pointer(op.buffer, 0), op.size
         (p,) = pieces(self.program, op.args[0])
-        index = f"*({self.pointer(p.buffer, p.offset)})"
+        index = self.pointer(p.buffer, p.offset)
         (table,) = op.matrices
         kind = op.buffer.dtype
         tied = [m for m in self.matrices if m.shape == table.T.shape and np.array_equal(m, table.T)]
         if tied:  # a column of the matrix of a product
-            name = self.use("lookup_in_columns", T=TYPES[kind])
+            name = self.use("lookup_in_columns", TYPES[kind])
             w = self.table(in_blocks(tied[0].astype(kind)), op.scope, "kernel")
-            text = f"{name}(%s, {n}, {index}, {len(table)}, {w}, {block_width(len(table))});"
+            text = f"{name}(%s, {n}, *(%s), {len(table)}, %s, {block_width(len(table))});"
         else:
-            name = self.use("lookup", T=TYPES[kind])
+            name = self.use("lookup", TYPES[kind])
             w = self.table(table.astype(kind), op.scope, "table")
-            text = f"{name}(%s, {n}, {index}, {len(table)}, {w});"
-        self.say(text, y, like=op)
+            text = f"{name}(%s, {n}, *(%s), {len(table)}, %s);"
+        self.say(text, y, index, w, like=op)
 
     def copy(self, op):
         self.copied(self.pointer(op.buffer, 0), op.args[0], op)
@@ -646,27 +431,23 @@ class Printer:
         """Copies numbers to consecutive ones."""
         cells = cells.reshape(-1)
         found = pieces(self.program, cells)
-        if len(found) > 8 and all(p.buffer is found[0].buffer for p in found):
-            b = found[0].buffer
-            if b.ring is None:
-                places = self.table((cells - b.base).astype("int32"), op.scope, "places", "int")
-                name = self.use("pick", T=TYPES[b.dtype])
-                self.say(f"{name}(%s, {len(cells)}, %s, {places});", target, self.pointer(b, 0),
-                         like=op)  # fmt: skip
-                return
+        b = found[0].buffer if found else None
+        if len(found) > 8 and all(p.buffer is b for p in found) and b.ring is None:
+            places = self.table((cells - b.base).astype("int32"), op.scope, "places", "int")
+            name = self.use("pick", TYPES[b.dtype])
+            x = self.pointer(b, 0)
+            self.say(f"{name}(%s, {len(cells)}, %s, %s);", target, x, places, like=op)
+            return
         for p in found:
-            to = f"{target} + {p.start}" if p.start else target
-            x = self.pointer(p.buffer, p.offset)
+            to, x, kind = target + p.start, self.pointer(p.buffer, p.offset), TYPES[p.buffer.dtype]
             if p.stride == 1:
-                self.say(f"memcpy(%s, %s, {p.size} * sizeof *(%s));", to, x, to, like=op)
+                self.say(f"memcpy(%s, %s, {p.size} * sizeof({kind}));", to, x, like=op)
             else:
-                name = self.use("copy", T=TYPES[p.buffer.dtype])
+                name = self.use("copy", kind)
                 self.say(f"{name}(%s, {p.size}, %s, {p.stride});", to, x, like=op)
 
     def store(self, op):
-        b = op.buffer
-        target = self.pointer(b, 0)  # of a ring: its oldest row
-        self.copied(target, op.args[0], op)
+        self.copied(self.pointer(op.buffer, 0), op.args[0], op)  # of a ring: its oldest row
 
     # Maps
 
@@ -723,20 +504,16 @@ class Printer:
         return lines, outputs
 
     def expression(self, op, operands, kind):
-        text = MAPS[op.name].c
-        if op.name in ("Maximum", "Minimum") and kind in ("float", "double"):
-            if self.program.values(op.args[1]) is None:
-                text = _FOLDS[op.name[:3].lower()][1]
+        text, is_real = MAPS[op.name].c, kind in ("float", "double")
+        if op.name in ("Maximum", "Minimum") and is_real:
+            text = f"{_FOLDS[op.name[:3].lower()][0]}({{0}}, {{1}})"
         if op.name == "Mod" and kind == "int64_t":
             text = text.replace("modulo", "remainder_of")
-        for name in _FUNCTIONS:
-            if f"{name}(" in text:
-                text = text.replace(f"{name}(", f"{self.use(name)}(")
         if op.name == "Cast" and kind != "int":
             text = f"({kind}){{0}}"
-        if op.name == "Divide" and kind in ("float", "double"):
-            text = f"({kind}){{0}} / {{1}}" if self.is_integer(op) else text
-        return self.typed(text.format(*operands))
+        if op.name == "Divide" and is_real and self.is_integer(op):
+            text = f"({kind}){{0}} / {{1}}"
+        return self.linked(text).format(*operands)
 
     def is_integer(self, op):
         return self.program.owner(int(op.args[0][0])).dtype in ("int64", "bool")
@@ -757,11 +534,13 @@ class Printer:
         if p.buffer in mine:
             return mine[p.buffer]
         stride = p.stride if n > 1 else 0
-        kind = TYPES[p.buffer.dtype]
-        key = self.pointer(p.buffer, p.offset), kind, stride
+        key = self.pointer(p.buffer, p.offset), TYPES[p.buffer.dtype], stride
+        return self.element(parameters, key)
+
+    def element(self, parameters, key):
+        """Returns element i of an operand (pointer, type, stride) as C."""
         name = parameters.setdefault(key, f"x{len(parameters)}")
-        index = {0: "0", 1: "i"}.get(stride, f"{stride} * i")
-        return f"{name}[{index}]"
+        return f"{name}[{ {0: '0', 1: 'i'}.get(key[2], f'{key[2]} * i') }]"
 
     def literal(self, value):
         if value.dtype.kind in "iub":
@@ -773,72 +552,108 @@ class Printer:
 
     # The whole
 
-    def print(self):
+    def print(self) -> Source:
         for group in self.groups:
             if group[0].kind == "map":
                 self.map(group)
             else:
                 getattr(self, group[0].kind)(group[0])
-        self.copied("y", self.program.output, Op("copy", "", self.program.inputs[0], []))
-        reset = list(self.reset())
-        step = list(self.step())
-        more_code = self.more_code()
+        outputs = Op("copy", "", self.program.inputs[0], [])
+        self.copied(Place("y", "", 0, self.real), self.program.output, outputs)
+        for store in self.heads():
+            head = Number(store.buffer.ring.head, "head")
+            rows = Number(store.buffer.ring.rows, "rows")
+            text = f"s->heads[%s] = {self.use('row')}(s->heads[%s] + 1, %s);"
+            self.say(text, head, head, rows, like=store)
+        reset, step, more_code = list(self.reset()), list(self.step()), self.more_code()
         members, state_bytes = self.members()
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
         widest = max([int(n[8:]) for n in self.functions if n.startswith("product_")] or [0])
-        stack_bytes = min(widest, passes.WIDTH) * _BYTES[self.real]
-        header = self.header(members, state_bytes, weight_bytes, stack_bytes)
-        in_file = [a for kind, a in self.arrays.values() if kind == self.real]
-        names = [name for name, (kind, _) in self.arrays.items() if kind == self.real]
-        starts = np.cumsum([0, *(array.size for array in in_file)])
-        self.places = dict(zip(names, starts.tolist(), strict=False))
-        indent = "\n".join
+        stack_bytes = widest * _BYTES[self.real]
+        in_file = {
+            n: a for n, (kind, a) in self.arrays.items() if self.in_file and kind == self.real
+        }
+        has_counts = any(_is_count(b) for b in self.program.states)
         texts = [
             f'#include "{self.prefix}.h"',
             "#include <math.h>\n#include <string.h>",
-            _EXACT if self.is_real and any(_is_count(b) for b in self.program.states) else "",
+            _EXACT if has_counts and self.real != "int16_t" else "",
+            *self.places(in_file),
             "/* Weights */",
-            "\n\n".join(self.table_text(name) for name in self.arrays),
+            *(self.table_text(name) for name in self.arrays if name not in in_file),
             "/* Operations */",
-            "\n\n".join(self.functions.values()),
+            *self.functions.values(),
             "/* The model */",
-            f"{self.reset_signature()}\n{{\n{indent(reset)}\n}}",
-            f"{self.signature(restrict=True)}\n{{\n{indent(step)}\n}}",
+            "\n".join([self.reset_signature(), "{", *reset, "}"]),
+            "\n".join([self.signature(restrict=True), "{", *step, "}"]),
             more_code,
         ]
-        code = "\n\n".join(text for text in texts if text) + "\n"
         about = self.about
         return Source(
-            self.prefix, "", header, code, self.real, list(about.names), about.takes_token,
-            about.inputs, self.program.output.size, state_bytes, weight_bytes, stack_bytes,
+            self.prefix,
+            "",
+            self.header(members, state_bytes, weight_bytes, stack_bytes),
+            "\n\n".join(filter(None, texts)) + "\n",
+            self.real,
+            list(about.names),
+            about.takes_token,
+            about.inputs,
+            self.program.output.size,
+            state_bytes,
+            weight_bytes,
+            stack_bytes,
             not any(statement.guard for statement in self.statements),
-            b"".join(array.tobytes() for array in in_file) if self.in_file else None,
-        )  # fmt: skip
+            b"".join(array.tobytes() for array in in_file.values()) if self.in_file else None,
+        )
+
+    def places(self, in_file):
+        """Yields the constants that name places in the arrays of the state, and in the weights."""
+        arrays: dict[str, dict[str, int]] = {"weights": {n: a.size for n, a in in_file.items()}}
+        for b in self.program.states:
+            arrays.setdefault(self.array("states", b.dtype), {})[self.names[b]] = b.size
+        for array, sizes in arrays.items():
+            starts = itertools.accumulate(sizes.values(), initial=0)
+            lines = [f"    {n} = {start}," for n, start in zip(sizes, starts, strict=False)]
+            if lines:
+                yield "\n".join([f"/* Places in `{array}` */", "enum {", *lines, "};"])
 
     def step(self) -> Iterator[str]:
         if any(b.dtype == "int64" for b in self.program.inputs):
             yield "    const int64_t ids[1] = {token};"
-        scope, guard = None, frozenset[int]()
-        for statement in self.statements:
-            if statement.guard != guard:
-                if guard:
-                    yield "    }"
-                guard = statement.guard
-                scope = None
-                if guard:
-                    yield f"    if ({self.condition(guard)}) {{"
-            indent = "        " if guard else "    "
+        for guard, statements in itertools.groupby(self.statements, key=lambda s: s.guard):
+            lines = self.lines(rolled(list(statements), "group"))
+            if guard:
+                yield f"    if ({self.condition(guard)}) {{"
+                lines = itertools.chain((f"    {line}" for line in lines), ["}"])
+            for line in lines:
+                yield wrapped("    ", line)
+
+    def lines(self, statements: Sequence[Statement | Loop], scope: str = "") -> Iterator[str]:
+        """Yields the lines of statements, with the names of their layers after `scope`."""
+        for statement in statements:
+            if isinstance(statement, Loop):
+                yield from self.loop_lines(statement)
+                scope = ""
+                continue
             if statement.scope != scope:
                 scope = statement.scope
-                if scope:
-                    yield f"{indent}/* {comment_text(scope)} */"
-            for line in str(statement).splitlines():
-                yield wrapped(indent, line)
-        if guard:
-            yield "    }"
-        for head, (rows, guard) in self.heads().items():
-            test = f"if ({self.condition(guard)}) " if guard else ""
-            yield f"    {test}s->head_{head} = row(s->head_{head} + 1, {rows});"
+                yield f"/* {comment_text(scope)} */"
+            yield from str(statement.code).splitlines()
+
+    def loop_lines(self, loop: Loop) -> Iterator[str]:
+        name = self._unique(loop.body[0].scope.partition(" to ")[0], "group")
+        yield f"/* {comment_text(loop.body[0].scope)} */"
+        yield f"static const struct {name} {{"
+        for kind, members in itertools.groupby(loop.members, loop.members.get):
+            names = f", {'*' * kind.endswith('*')}".join(members)
+            yield f"    {kind}{names};"
+        yield f"}} {name}[{len(loop.rows)}] = {{"
+        yield from (f"    {{{', '.join(row)}}}," for row in loop.rows)
+        yield "};"
+        end = f"{name} + {len(loop.rows)}"
+        yield f"for (const struct {name} *group = {name}; group < {end}; group++) {{"
+        yield from (f"    {line}" for line in self.lines(loop.body, loop.body[0].scope))
+        yield "}"
 
     def condition(self, guard):
         found = []
@@ -847,13 +662,10 @@ class Printer:
             found.append(f"*({self.pointer(b, address - b.base)})")
         return " && ".join(found)
 
-    def heads(self):
-        found = {}
-        for store in self.program.stores:
-            if store.buffer.ring is not None:
-                found[store.buffer.ring.head] = store.buffer.ring.rows, store.guard
-                self.use("row")
-        return found
+    def heads(self) -> list[Op]:
+        """Returns a store of a ring for each head."""
+        stores = [op for op in self.program.stores if op.buffer.ring is not None]
+        return list({op.buffer.ring.head: op for op in stores}.values())
 
     def reset(self) -> Iterator[str]:
         yield "    memset(s, 0, sizeof *s);"
@@ -863,13 +675,13 @@ class Printer:
             if b.data is None or not np.any(b.data):
                 continue
             data = self.initial(b, np.asarray(b.data).reshape(-1))
-            target = f"s->{self.names[b]}"
+            target = self.state(b)
             if np.all(data == data[0]):
                 yield f"    for (int i = 0; i < {b.size}; i++)"
-                yield f"        {target}[i] = {self.literal(data[0])};"
+                yield f"        ({target})[i] = {self.literal(data[0])};"
             else:
                 table = self.table(data, "", f"{self.names[b]}_first")
-                yield f"    memcpy({target}, {table}, sizeof {target});"
+                yield f"    memcpy({target}, {table}, {b.size} * sizeof({table.kind}));"
 
     def initial(self, b, data):
         """Returns the initial values of a state in its type."""
@@ -883,17 +695,20 @@ class Printer:
 
     def members(self):
         """Returns the members of the state's struct, and its size."""
-        found = [(TYPES[b.dtype], self.names[b], b.size) for b in self.program.states]
-        found += [(TYPES[dtype], _WORK[dtype], size) for dtype, size in self.sizes.items()]
-        found += [("int", f"head_{head}", 0) for head in self.heads()]
-        if self.in_file:
-            found.append((f"const {self.real} *", "weights", 0))
-        found = found or [("int", "nothing", 0)]
-        found.sort(key=lambda member: -_size_of(member[0]))
-        size = sum(_size_of(kind) * (count or 1) for kind, _, count in found)
-        unit = max(_size_of(kind) for kind, _, _ in found)
-        lines = [f"{kind} {name}{f'[{count}]' if count else ''};" for kind, name, count in found]
-        lines = [line.replace("* ", "*") for line in lines]
+        sizes: dict[tuple[str, str], int] = {}
+        for b in self.program.states:
+            key = TYPES[b.dtype], self.array("states", b.dtype)
+            sizes[key] = sizes.get(key, 0) + b.size
+        sizes |= {(TYPES[d], self.array("work", d)): size for d, size in self.sizes.items()}
+        heads = [op.buffer.ring.head for op in self.heads()]
+        sizes |= {("int", "heads"): max(heads) + 1} if heads else {}
+        sizes |= {(f"const {self.real} *", "weights"): 0} if self.in_file else {}
+        sizes = {key: size for key, size in sizes.items() if size or key[1] == "weights"}
+        found = sorted((sizes or {("int", "nothing"): 0}).items(), key=lambda m: -_size_of(m[0][0]))
+        size = sum(_size_of(kind) * (count or 1) for (kind, _), count in found)
+        unit = _size_of(found[0][0][0])
+        lines = [f"{kind} {name}{f'[{n}]' if n else ''};".replace("* ", "*")
+                 for (kind, name), n in found]  # fmt: skip
         return lines, -(-size // unit) * unit
 
     def reset_signature(self):
@@ -909,11 +724,7 @@ class Printer:
 
     def table_text(self, name):
         kind, array = self.arrays[name]
-        if self.in_file and kind == self.real:
-            return f"#define {name} (s->weights + {self.places[name]})"
-        if array.dtype.kind != "f":
-            numbers = [str(int(n)) for n in array]
-        elif np.all(np.isfinite(array)):
+        if array.dtype.kind == "f" and np.all(np.isfinite(array)):
             f = "f" if kind == "float" else ""
             numbers = [n + f for n in array.astype("U").tolist()]
         else:
@@ -970,10 +781,6 @@ typedef struct {{
 
 #endif
 """
-
-
-_WORK = {"float32": "work", "float64": "work", "int64": "integers", "bool": "flags"}
-_WORK |= {"int16": "work", "int32": "sums", "fixed64": "means"}
 
 
 def _size_of(kind):

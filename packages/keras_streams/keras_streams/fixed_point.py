@@ -18,6 +18,7 @@ from keras_streams import passes
 from keras_streams.c_source import HELPERS, TYPES, Printer, Source, wrapped
 from keras_streams.cells import Buffer, Op, Program, grid, pieces
 from keras_streams.lower import MAPS
+from keras_streams.statements import Number, Place
 
 _SEGMENTS = 512  # in a table
 _PER_POWER = 32  # segments for each power of two, in the other kind of table
@@ -190,11 +191,6 @@ static void shorten(int8_t *y, int n, const int16_t *x, int stride)
     }
 }
 """,
-}
-_NEEDS = {
-    "product": ["clip16", "align"],
-    "wide_product": ["clip32", "align"],
-    "sum_products": ["clip16", "align"],
 }
 _REDUCE = """
 static void reduce_{name}_{X}_{Y}(
@@ -441,8 +437,8 @@ class _Number:
 
 
 class _FixedPrinter(Printer):
-    helpers, needs = _HELPERS, _NEEDS
-    nothing, is_real = "INT16_MIN", False
+    helpers = _HELPERS
+    nothing = "INT16_MIN"
 
     def __init__(self, program, groups, prefix, about, x, small_rings):
         self.means, self.wide = _means(program, groups), _before_logarithms(program, groups)
@@ -571,13 +567,13 @@ class _FixedPrinter(Printer):
 
     def pointer(self, b, offset):
         if self.front and b is self.front_buffer:
-            return f"x + {offset}" if offset else "x"
+            return Place("x", "", offset, self.real)
         return super().pointer(b, offset)
 
     # Tables
 
     def quantized(self, values, bits, scope, name, kind="int16_t"):
-        """Returns the name of a table of numbers with fractional bits."""
+        """Returns the place of a table of numbers with fractional bits."""
         values = np.nan_to_num(
             np.asarray(values, "float64") * 2.0**bits, posinf=32767, neginf=-32768
         )
@@ -638,7 +634,7 @@ class _FixedPrinter(Printer):
         else:
             more = "NULL", 0, 0
         for i, (cells, matrix) in enumerate(zip(operands, op.matrices, strict=True)):
-            parts, step = passes.rows_of(self.program, cells, n)
+            parts, step = passes.rows_of(self.program, cells)
             (p,) = parts
             x_bits = self.bits(p.buffer)
             matrix = matrix.astype("float64")
@@ -662,8 +658,11 @@ class _FixedPrinter(Printer):
             scales = np.rint(scale * unit).astype("int32")
             scales = self.table(scales, op.scope, "scale", "int32_t")
             x = self.pointer(p.buffer, p.offset)
-            text = f"{name}(%s, {n}, %s, {more[2]}, %s, {p.size}, {w}, {table}, {scales}, {shift});"
-            self.rows_loop(op, rows, text, (y, n), more[:2], (x, step))
+            text = f"{name}(%s, {n}, %s, %s, %s, {p.size}, %s, %s, %s, %s);"
+            start_shift, shift = (Number(by, "shift") for by in (more[2], shift))
+            pointers = (y, n), more[:2], (start_shift, 0), (x, step)
+            tables = ((value, 0) for value in (w, table, scales, shift))
+            self.rows_loop(op, rows, text, *pointers, *tables)
             more = y, n, 0
 
     def wide_product(self, op):
@@ -674,16 +673,17 @@ class _FixedPrinter(Printer):
         first = self.quantized(self.program.values(start), y_bits, op.scope, "start", "int32_t")
         begin = first, n
         for cells, matrix in zip(operands, op.matrices, strict=True):
-            ((p,), step) = passes.rows_of(self.program, cells, n)
+            ((p,), step) = passes.rows_of(self.program, cells)
             matrix = matrix.astype("float64")
             w_bits = np.array([_bits(largest) for largest in np.max(np.abs(matrix), axis=0)])
             w = np.clip(np.rint(matrix * 2.0**w_bits), -32767, 32767).astype("int16").T
             w = self.table(w, op.scope, "kernel", "int16_t")
             shifts = np.clip(w_bits + self.bits(p.buffer) - y_bits, -30, 62).astype("int8")
             shifts = self.table(shifts, op.scope, "shift", "int8_t")
-            name = self.use("wide_product", T=TYPES[p.buffer.dtype])
-            text = f"{name}(%s, {n}, %s, %s, {p.size}, {w}, {shifts});"
-            self.rows_loop(op, rows, text, (y, n), begin, (self.pointer(p.buffer, p.offset), step))
+            name = self.use("wide_product", TYPES[p.buffer.dtype])
+            text = f"{name}(%s, {n}, %s, %s, {p.size}, %s, %s);"
+            x = self.pointer(p.buffer, p.offset), step
+            self.rows_loop(op, rows, text, (y, n), begin, x, (w, 0), (shifts, 0))
             begin = y, n
 
     def dot(self, op):
@@ -703,9 +703,9 @@ class _FixedPrinter(Printer):
         (a, a_term, a_step), (b, b_term, b_step) = arguments
         text = (
             f"{name}(%s, {n}, {len(op.args[0])}, %s, {a_term}, {a_step}, %s, {b_term}, {b_step}, "
-            f"{bits - self.bits(op.buffer)});"
+            "%s);"
         )
-        self.say(text, y, a, b, like=op)
+        self.say(text, y, a, b, Number(bits - self.bits(op.buffer), "shift"), like=op)
 
     def reduce(self, op):
         (cells,) = op.args
@@ -724,22 +724,22 @@ class _FixedPrinter(Printer):
         shift = self.bits(found.buffer) - self.bits(op.buffer)
         term, step = found.strides
         x = self.pointer(found.buffer, found.offset)
-        text = f"{name}(%s, {op.size}, {len(cells)}, %s, {term}, {step}, {shift});"
-        self.say(text, self.pointer(op.buffer, 0), x, like=op)
+        text = f"{name}(%s, {op.size}, {len(cells)}, %s, {term}, {step}, %s);"
+        self.say(text, self.pointer(op.buffer, 0), x, Number(shift, "shift"), like=op)
 
     def gather(self, op):
         (p,) = pieces(self.program, op.args[0])
-        index = f"*({self.pointer(p.buffer, p.offset)})"
+        index = self.pointer(p.buffer, p.offset)
         (table,) = op.matrices
         name = self.use("lookup")
         w = self.quantized(table, self.bits(op.buffer), op.scope, "table")
-        text = f"{name}(%s, {op.size}, {index}, {len(table)}, {w});"
-        self.say(text, self.pointer(op.buffer, 0), like=op)
+        text = f"{name}(%s, {op.size}, *(%s), {len(table)}, %s);"
+        self.say(text, self.pointer(op.buffer, 0), index, w, like=op)
 
     def copied(self, target, cells, op):
         """Copies numbers to consecutive ones, also between 8 and 16 bits, and constants."""
         cells = cells.reshape(-1)
-        if target == "y":  # the outputs
+        if str(target) == "y":  # the outputs
             owners = [b for b in self.program.owners(cells) if b.kind != "constant"]
             kind, bits = "int16", self.bits(owners[0]) if owners else 15
             self.output_bits = bits
@@ -749,7 +749,7 @@ class _FixedPrinter(Printer):
                 None if op.buffer.dtype == "int64" else self.bits(op.buffer),
             )
         for p in pieces(self.program, cells):
-            to = f"{target} + {p.start}" if p.start else target
+            to = target + p.start
             if p.buffer.kind == "constant" and kind in ("int16", "int8", "int32"):
                 values = self.program.values(cells[p.start : p.stop])
                 source, stride = "int32" if kind == "int32" else "int16", 1
@@ -763,10 +763,10 @@ class _FixedPrinter(Printer):
             elif kind == "int8" and source == "int16":
                 name = self.use("shorten")
             elif stride == 1:
-                self.say(f"memcpy(%s, %s, {p.size} * sizeof *(%s));", to, x, to, like=op)
+                self.say(f"memcpy(%s, %s, {p.size} * sizeof({TYPES[source]}));", to, x, like=op)
                 continue
             else:
-                name = self.use("copy", T=TYPES[source])
+                name = self.use("copy", TYPES[source])
             self.say(f"{name}(%s, {p.size}, %s, {stride});", to, x, like=op)
 
     # Maps
@@ -840,8 +840,9 @@ class _FixedPrinter(Printer):
             code += [printer.table_text(table) for table in printer.arrays]
             code += printer.functions.values()
             (statement,) = printer.statements
-            values = ["y" if v.startswith("s->") else v for v in statement.values]
-            lines = [f"float y[{n}];", statement.text % tuple(values)]
+            of_the_step = Place("s->work", "", 0, "float")
+            values = ["y" if v == of_the_step else v for v in statement.code.parts]
+            lines = [f"float y[{n}];", statement.code.text % tuple(values)]
             self.front_buffer.dtype = "int16"
             bits = f"{self.bits(self.front_buffer)}"
             conversion = [f"    float scaled = rintf(ldexpf(y[k], {bits}));"]
@@ -973,13 +974,10 @@ class _Body:
         if values is not None:
             bits = _bits(float(np.max(np.abs(values))))
             table = self.printer.quantized(values, bits, self.group[0].scope, "constant")
-            name = self.parameters.setdefault((table, "int16_t", 1), f"x{len(self.parameters)}")
-            return _Number(f"{name}[i]", bits)
+            return _Number(self.printer.element(self.parameters, (table, "int16_t", 1)), bits)
         buffer, offset, stride = self.key(cells)
         key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        name = self.parameters.setdefault(key, f"x{len(self.parameters)}")
-        index = {0: "0", 1: "i"}.get(stride, f"{stride} * i")
-        text = f"{name}[{index}]"
+        text = self.printer.element(self.parameters, key)
         if buffer.dtype in ("int64", "bool"):
             return _Number(f"(int32_t){text}", 0, 32)
         return _Number(text, self.bits(buffer), _SIZES[buffer.dtype])
@@ -1016,8 +1014,7 @@ class _Body:
             return self.found[b].text
         buffer, offset, stride = self.key(cells)
         key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        name = self.parameters.setdefault(key, f"x{len(self.parameters)}")
-        return f"{name}[{ {0: '0', 1: 'i'}.get(stride, f'{stride} * i') }]"
+        return self.printer.element(self.parameters, key)
 
     def condition(self, cells):
         return self.whole_operand(cells)
@@ -1118,9 +1115,8 @@ class _Body:
         if buffer.dtype in ("int64", "bool"):
             raise ValueError(f"The operation {op.name!r} of integers has no integer version.")
         key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        name = self.parameters.setdefault(key, f"x{len(self.parameters)}")
-        index = {0: "0", 1: "i"}.get(stride, f"{stride} * i")
-        x = _Number(f"{name}[{index}]", self.bits(buffer), _SIZES[buffer.dtype])
+        text = self.printer.element(self.parameters, key)
+        x = _Number(text, self.bits(buffer), _SIZES[buffer.dtype])
 
         def function(places):
             values = {}

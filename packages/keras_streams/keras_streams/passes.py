@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 
-from keras_streams.cells import Buffer, Op, Piece, Program, Ring, grid, pieces, taps
+from keras_streams.cells import Buffer, Op, Piece, Program, Ring, grid, pieces
 
 Group = list[Op]  # operations that are printed as one: maps of equal size, or a single one
 WIDTH = 96  # the widest block of sums that a product keeps in registers: 12 of AVX
@@ -307,7 +307,7 @@ def _is_readable(program, op, i, cells):
     if op.kind == "map" or (op.kind == "product" and i == 0):
         return len(pieces(program, cells)) <= _MOST_PIECES or is_uniform(program, cells)
     if op.kind == "product":
-        return rows_of(program, cells, op.matrices[i - 1].shape[1]) is not None
+        return rows_of(program, cells) is not None
     if cells.shape[1] == 1:
         return len(pieces(program, cells)) <= _MOST_PIECES
     return grid(program, cells) is not None or all(len(pieces(program, row)) == 1 for row in cells)
@@ -329,15 +329,13 @@ def is_uniform(program: Program, cells: np.ndarray) -> bool:
     return values is not None and bool(np.all(values == values.flat[0]))
 
 
-def rows_of(program: Program, cells: np.ndarray, columns: int) -> tuple[list[Piece], int] | None:
+def rows_of(program: Program, cells: np.ndarray) -> tuple[list[Piece], int] | None:
     """Returns the pieces of the first row of a product's operand, and the step to the next row.
 
     None if the rows differ, or are too scattered.
     """
     first, last = pieces(program, cells[0]), pieces(program, cells[-1])
     if any(p.stride != 1 for p in first):
-        return None
-    if columns > WIDTH and len(first) > 1 and not is_convolution(first):
         return None
     if sum(p.buffer.ring is None for p in first) > 1 + cells.shape[1] // 4:
         return None
@@ -347,13 +345,6 @@ def rows_of(program: Program, cells: np.ndarray, columns: int) -> tuple[list[Pie
     distance = step * (len(cells) - 1)
     moved = [dataclasses.replace(p, offset=p.offset + distance) for p in first]
     return (first, step) if moved == last else None
-
-
-def is_convolution(parts: list[Piece]) -> bool:
-    """Returns whether a vector consists of rows of a ring and perhaps one newest row."""
-    (first, _), *more = taps(parts)
-    is_newest = [n == 1 and parts[i].size == parts[first].size for i, n in more]
-    return parts[first].buffer.ring is not None and (not more or is_newest == [True])
 
 
 def fuse(program: Program) -> list[Group]:
@@ -425,7 +416,7 @@ def allocate(program: Program, groups: list[Group]) -> tuple[dict[Buffer, int], 
     offsets: dict[Buffer, int] = {}
     sizes: dict[str, int] = {}
     live: dict[str, list[Buffer]] = collections.defaultdict(list)
-    for b in sorted(buffers & set(born), key=lambda b: born[b]):
+    for b in (b for b in born if b in buffers):
         others = live[b.dtype] = [o for o in live[b.dtype] if last[o] >= born[b]]
         unit = 16 if b.size >= 16 else 4 if b.size >= 4 else 1
         offset = 0
