@@ -539,6 +539,7 @@ def _log_softmax(o, x):
 
 def _logsumexp(o, x):
     largest = ops.max(x, o.axis, keepdims=True)
+    largest = ops.where(ops.absolute(largest) < math.inf, largest, 0.0)
     y = ops.log(ops.sum(ops.exp(x - largest), o.axis, keepdims=True)) + largest
     return y if o.keepdims else ops.squeeze(y, o.axis)
 

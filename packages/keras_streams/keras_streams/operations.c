@@ -104,30 +104,24 @@ static void lookup_in_columns(REAL *y, int n, int64_t index, int columns, const 
         y[i] = is_inside ? w[first * n + i * size + at - first] : NAN;
 }
 
-/* e^x - less for |x| < 88, without branches, so that loops vectorize. */
+/* e^x - less for x > -87, without branches, so that loops vectorize. */
 static inline float power(float x, float less)
 {
-    union { float f; uint32_t i; } two;
-    const float bounded = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    union { float f; uint32_t i; } half; /* of 2^n, which may be too large for a float */
+    const float bounded = x > 89.0f ? 89.0f : x < -87.0f ? -87.0f : x;
     const float shifted = bounded * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
     const float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
     const float p =
         ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r
           + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    two.f = shifted;
-    two.i = (two.i - 0x4b400000u + 127u) << 23;
-    return (p * r * r + r) * two.f + (two.f - less);
+    half.f = shifted;
+    half.i = (half.i - 0x4b400000u + 126u) << 23;
+    return ((p * r * r + r) * half.f + (half.f - 0.5f * less)) * 2.0f;
 }
 
-static inline float exponential(float x)
-{
-    return x > 88.72f ? INFINITY : x < -87.0f ? 0.0f : power(x, 0.0f);
-}
+static inline float exponential(float x) { return x < -87.0f ? 0.0f : power(x, 0.0f); }
 
-static inline float exponential_minus_1(float x)
-{
-    return x > 88.72f ? INFINITY : power(x, 1.0f);
-}
+static inline float exponential_minus_1(float x) { return power(x, 1.0f); }
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + power(-x, 0.0f)); }
 

@@ -1,0 +1,58 @@
+"""C at the ends of the range of numbers, and with weights in a file of their own."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_streams import c
+from keras_streams.compiled import NativeStream, find_compiler
+from keras_streams.exported import exported_stream
+
+pytestmark = [
+    pytest.mark.both_backends,
+    pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler"),
+]
+
+
+def test_infinite_and_large_numbers_are_those_of_keras():
+    def functions(x):
+        yield from (ops.silu(x), ops.gelu(x), ops.sigmoid(x), ops.tanh(x), ops.exp(x), ops.elu(x))
+        yield from (ops.softplus(x), ops.maximum(x, -x), ops.logsumexp(x, -1, keepdims=True))
+
+    x = keras.Input((None, 1))
+    model = keras.Model(x, list(functions(x)))
+    stream = NativeStream(c.c_source(exported_stream(model), "net"))
+    for value in (-np.inf, -1e30, -100, -87, 88.3, 88.7, 89, 1e30, np.inf, np.nan):
+        value = np.float32(value)
+        wanted = [np.ravel(y)[0] for y in model(np.full((1, 1, 1), value))]
+        np.testing.assert_allclose(stream.step([value]), wanted, rtol=2e-6, atol=1e-37)
+
+
+def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
+    """Also where the weights are in a file."""
+    model = keras.Sequential([keras.Input((None, 3)), layers.GRU(4), layers.Dense(2)])
+    proven = []
+    monkeypatch.setattr(
+        c, "NativeStream", lambda source: proven.append(source) or NativeStream(source)
+    )
+    for weights in ("code", "file"):
+        path = c.write_c(model, tmp_path / f"{weights}.c", weights=weights)
+        assert path.read_text() == proven[-1].code
+    assert path.with_suffix(".bin").read_bytes() == proven[-1].weights
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_equal_layers_are_a_loop():
+    def code(depth):
+        x = y = keras.Input((None, 4))
+        for i in range(depth):
+            z = layers.Conv1D(4, 3, dilation_rate=2**i, padding="causal", activation="relu")(y)
+            y = layers.Add()([y, layers.Conv1D(4, 3, padding="causal", name=f"second_{i}")(z)])
+        source, *_ = c.proven_source(keras.Model(x, y), "net")
+        (_, step) = source.code.split("void net_step")
+        return [line for line in step.splitlines() if not line.startswith("        {")]
+
+    assert len(code(12)) <= len(code(6)) + 2
