@@ -77,15 +77,12 @@ def write_c(
         for file in written:
             check_output(file, overwrite=overwrite)
     if quantization is None:
-        source, x, expected = proven_source(model, prefix, series)
+        source, x, expected = proven_source(model, prefix, series, in_file=weights == "file")
     else:
         assert representative_data is not None  # by `_check_quantization`
         source = fixed_source(
             model, prefix, quantization, representative_data, series, quantization_tolerance
         )
-    if weights == "file":
-        other = c_source(exported_stream(model), prefix, in_file=True)
-        source = dataclasses.replace(other, comment=source.comment)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = source_files(source, path.parent)
     if source.weights is not None:
@@ -279,9 +276,13 @@ def native(
 
 
 def proven_source(
-    model: Any, prefix: str, series: dict[str, Any] | None = None
+    model: Any, prefix: str, series: dict[str, Any] | None = None, in_file: bool = False
 ) -> tuple[Source, np.ndarray, np.ndarray]:
     """Returns a model as C, compared with Keras if there is a compiler.
+
+    Args:
+        model, prefix, series: As in `fixed_source`.
+        in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
 
     Returns:
         The source, the inputs of random steps, and Keras' outputs for them, (steps, outputs).
@@ -291,7 +292,7 @@ def proven_source(
         RuntimeError: If its C code differs from Keras.
     """
     stream = exported_stream(model)
-    source = c_source(stream, prefix)
+    source = c_source(stream, prefix, in_file)
     delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
     steps = max(_STEPS, math.ceil(delay + 20 * rate))
     x = stream.random_inputs(min(steps, stream.longest or steps))

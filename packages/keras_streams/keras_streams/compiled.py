@@ -193,9 +193,9 @@ class NativeStream:
         self._x = np.zeros(self.inputs, _DTYPES[source.real])
         self._y = np.zeros(self.outputs, _DTYPES[source.real])
         self._at = [_pointer(array) for array in (self._state, self._x, self._y)]
-        if state is None:
-            self.reset()
-        else:
+        self._weights = np.frombuffer(source.weights or b"", "uint8")
+        self.reset()
+        if state is not None:
             self._state[:] = np.frombuffer(state, "uint8")
 
     def step(self, x: Any) -> np.ndarray:
@@ -232,7 +232,8 @@ class NativeStream:
 
     def reset(self) -> None:
         """Resets the stream."""
-        self._reset(self._at[0])
+        weights = [] if self._source.weights is None else [_pointer(self._weights)]
+        self._reset(self._at[0], *weights)
 
     def clone(self) -> "NativeStream":
         """Returns another stream in the same state."""
