@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from keras_streams.endpoints import StreamCache
 from tests.support.parameters import slow_but
 from tests.support.served import MODELS, inputs
 from trellis_keras.data import Vocabulary
 from trellis_keras.export import export
-from trellis_keras.export.endpoints import StreamCache
 from trellis_keras.layers import TCN, StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier
 

@@ -14,11 +14,11 @@ from keras_streams.c import FIXED_TOLERANCE, native, write_c
 from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
+from keras_streams.litert import to_litert
+from keras_streams.onnx import to_onnx
 from keras_streams.wasm import write_wasm
 from trellis_keras import kernels
 from trellis_keras.export.endpoints import endpoints_of
-from trellis_keras.export.litert import to_litert
-from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_model import SequenceModel

@@ -4,18 +4,16 @@ The response to a request depends only on the request and the weights; the cache
 of the requests.
 """
 
-import dataclasses
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_streams import GraphStream
-from keras_streams.protocol import at_least_float32, without_carried_states
+from keras_streams.endpoints import Endpoint, Field, StreamCache, graph_endpoints, require
+from keras_streams.protocol import without_carried_states
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
@@ -24,217 +22,18 @@ from trellis_keras.models.sequence_model import SequenceModel
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf
 
-# Limits of one request, which bound its memory.
-_MAX_NEW_TOKENS = 2**20  # over all rows
-_MAX_CACHE_ROWS = 2**12
+_MAX_NEW_TOKENS = 2**20  # over all rows of one request, which bounds its memory
 
 _NO_STEPS = "Each row needs at least one step. Received rows of length:"
 _NO_TOKENS = "Each row needs at least one token. Received rows of length:"
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """An input or output of an endpoint.
-
-    Attributes:
-        dtype: Name of its dtype.
-        shape: Tuple of sizes; a name, such as "batch", means any size.
-        example: Fill value for warm-up requests.
-    """
-
-    dtype: str
-    shape: tuple
-    example: Any = 0
-
-    def spec(self, name, rows=None):
-        sizes = [rows if size == "batch" else size for size in self.shape]
-        sizes = [None if isinstance(size, str) else size for size in sizes]
-        return tf.TensorSpec(sizes, self.dtype, name)
-
-    def filled(self):
-        sizes = [1 if isinstance(size, str) else size for size in self.shape]
-        return np.full(sizes, self.example, object if self.dtype == "string" else self.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """A request that a served model answers.
-
-    Attributes:
-        function: Takes the inputs as keyword arguments and returns a dict of outputs. Its name and
-            docstring become the endpoint's name and description.
-        inputs, outputs: Dicts from name to `Field`.
-        draws: Whether the endpoint draws random numbers, which must depend only on its inputs.
-        tables: Lookup tables that the endpoint reads.
-    """
-
-    function: Callable
-    inputs: dict
-    outputs: dict
-    draws: bool = False
-    tables: tuple = ()
-
-    @property
-    def name(self):
-        return self.function.__name__
-
-    def input_specs(self, rows=None):
-        return {name: field.spec(name, rows) for name, field in self.inputs.items()}
-
-    def served(self, **inputs):
-        """Checks shapes, which TensorFlow Serving does not, and calls the function."""
-        placeholder = tf.compat.v1.placeholder_with_default
-        # Without a static shape, or TensorFlow would trust the signature and drop the check.
-        unknown = {name: placeholder(value, None, name) for name, value in inputs.items()}
-        specs = self.input_specs()
-        return self.checked(
-            **{name: tf.ensure_shape(value, specs[name].shape) for name, value in unknown.items()}
-        )
-
-    def checked(self, **inputs):
-        """Calls the function after checking that all inputs have the same number of rows."""
-        batched = [name for name, field in self.inputs.items() if "batch" in field.shape]
-        if len(batched) > 1:
-            # Otherwise, some layers would broadcast a single row.
-            rows = tf.stack([tf.shape(inputs[name])[0] for name in batched])
-            message = "All inputs must have the same number of rows. Received:"
-            first = batched[0]
-            inputs[first] = _require(inputs[first], rows == rows[0], message, rows)
-        outputs = self.function(**inputs)
-        # Restores the sizes that TensorFlow does not infer.
-        return {
-            name: tf.ensure_shape(ops.cast(outputs[name], field.dtype), field.spec(name).shape)
-            if field.dtype != "string"
-            else outputs[name]
-            for name, field in self.outputs.items()
-        }
-
-    def describe(self):
-        """Returns the endpoint's entry in `signatures.json`."""
-
-        def fields(of):
-            return {name: {"dtype": f.dtype, "shape": f.shape} for name, f in of.items()}
-
-        return {
-            "description": " ".join(self.function.__doc__.split()),
-            "inputs": fields(self.inputs),
-            "outputs": fields(self.outputs),
-        }
-
-
-def _require(tensor, condition, message, *values):
-    """Returns `tensor` if all of `condition` is true; otherwise the request fails."""
-    check = tf.debugging.Assert(tf.reduce_all(condition), [message, *values], summarize=8)
-    with tf.control_dependencies([check]):
-        return tf.identity(tensor)
-
-
-class StreamCache:
-    """The cache of a backbone as a flat dict of tensors.
-
-    Tensors are named by their path in the cache, such as `cache_inputs` or `cache_states_0_1`. Half
-    precision becomes float32, which every client can send.
-    """
-
-    def __init__(self, model):
-        self._model = model
-        # For its structure and dtypes.
-        self._like = model.initial_cache(1)
-        self.fields = {
-            name: Field(
-                at_least_float32(keras.backend.standardize_dtype(leaf.dtype)),
-                ("batch", *leaf.shape[1:]),
-            )
-            for name, leaf in self.flatten(self._like).items()
-        }
-
-    def flatten(self, cache):
-        leaves = keras.tree.flatten_with_path(cache)
-        return {"_".join(["cache", *map(str, path)]): leaf for path, leaf in leaves}
-
-    def pack(self, tensors):
-        leaves = [
-            ops.cast(tensors[name], leaf.dtype) for name, leaf in self.flatten(self._like).items()
-        ]
-        return keras.tree.pack_sequence_as(self._like, leaves)
-
-    def endpoint(self):
-        def initial_cache(batch_size):
-            """Returns the cache before the first step, for `batch_size` rows."""
-            batch_size = _require(
-                batch_size,
-                (batch_size >= 1) & (batch_size <= _MAX_CACHE_ROWS),
-                f"`batch_size` must be in [1, {_MAX_CACHE_ROWS}]. Received:",
-                batch_size,
-            )
-            return self.flatten(self._model.initial_cache(batch_size))
-
-        return Endpoint(initial_cache, {"batch_size": Field("int32", (), 1)}, self.fields)
-
-
 def endpoints_of(model: LanguageModel | SequenceModel | GraphStream) -> list[Endpoint]:
     """Returns the endpoints of a model or stream. Warns if it does not stream."""
     if isinstance(model, GraphStream):
-        return _graph_endpoints(model)
+        return graph_endpoints(model)
     make = _language_endpoints if isinstance(model, LanguageModel) else _sequence_endpoints
     return make(model)
-
-
-def _graph_endpoints(stream):
-    cache, signals = StreamCache(stream), stream.plan.signals
-    inputs = _names("inputs", stream.inputs, {})
-    outputs = _names("outputs", stream.graph.outputs, inputs)
-
-    def field(signal, *axes):
-        is_integer = keras.backend.is_int_dtype(signal.dtype)
-        dtype = "int32" if is_integer else at_least_float32(signal.dtype)
-        return Field(dtype, ("batch", *axes, *signal.shape))
-
-    def read(tensors):
-        xs = [ops.cast(tensors[name], signal.dtype) for name, signal in of_inputs.items()]
-        return keras.tree.pack_sequence_as(stream.inputs, xs)
-
-    def named(y):
-        return dict(zip(outputs, keras.tree.flatten(y), strict=True))
-
-    def serving_default(**tensors):
-        """Returns the outputs for whole sequences."""
-        return named(stream.model(read(tensors), training=False))
-
-    def step(**tensors):
-        """Reads one step of each row. Outputs are NaN at steps that have none."""
-        y, after = stream.step(read(tensors), cache.pack(tensors))
-        return named(y) | cache.flatten(after)
-
-    of_inputs = dict(zip(inputs, stream.plan.inputs, strict=True))
-    of_outputs = {
-        name: signals[n]
-        for name, n in zip(outputs, keras.tree.flatten(stream.graph.outputs), strict=True)
-    }
-    whole = Endpoint(
-        serving_default,
-        {name: field(signal, "time") for name, signal in of_inputs.items()},
-        {n: field(s, *(["steps"] if s.has_time else [])) for n, s in of_outputs.items()},
-    )
-    blocks = {name: [s.block] if s.block > 1 else [] for name, s in of_outputs.items()}
-    one = Endpoint(
-        step,
-        {name: field(signal) for name, signal in of_inputs.items()} | cache.fields,
-        {name: field(s, *blocks[name]) for name, s in of_outputs.items()} | cache.fields,
-    )
-    return [whole, cache.endpoint(), one]
-
-
-def _names(name, structure, taken):
-    """Returns names for the leaves of a structure: their keys or indices."""
-    found = []
-    for path, leaf in keras.tree.flatten_with_path(structure):
-        key = (
-            leaf.name if path and isinstance(leaf, keras.KerasTensor) else "_".join(map(str, path))
-        )
-        key = key or name
-        found.append(f"{name}_{key}" if key in taken or key.isdecimal() else key)
-    return found
 
 
 def _streams(model):
@@ -267,7 +66,7 @@ def _sequence_endpoints(model):
         """Returns the outputs for whole sequences, at each step or at the last one."""
         if not model.per_step:
             length = tf.shape(inputs)[1]
-            inputs = _require(inputs, length >= 1, _NO_STEPS, length)
+            inputs = require(inputs, length >= 1, _NO_STEPS, length)
         return {name: activation(model(inputs, training=False))}
 
     steps = ("batch", "time") if model.per_step else ("batch",)
@@ -296,11 +95,11 @@ def _language_endpoints(model):
     def checked_tokens(tokens):
         # Embeddings index from the end for negative ids, and return zeros for large ids on a GPU.
         message = f"Token ids must be in [0, {size}). Received:"
-        return _require(tokens, (tokens >= 0) & (tokens < size), message, tokens)
+        return require(tokens, (tokens >= 0) & (tokens < size), message, tokens)
 
     def checked_prompts(tokens):
         length = tf.shape(tokens)[1]
-        return _require(checked_tokens(tokens), length >= 1, _NO_TOKENS, length)
+        return require(checked_tokens(tokens), length >= 1, _NO_TOKENS, length)
 
     def serving_default(tokens):
         """Scores each token as the next one after every prefix of the rows, in nats."""
@@ -365,7 +164,7 @@ def _text_endpoints(model, streams, sampling):
     def generate_text(text, max_new_tokens, temperature, seed):
         """Continues texts by `max_new_tokens` tokens; see `generate`."""
         ids, lengths = codec.encode(text)
-        lengths = _require(lengths, lengths >= 1, _NO_TOKENS, lengths)
+        lengths = require(lengths, lengths >= 1, _NO_TOKENS, lengths)
         ids = _generate(model, ids, lengths, max_new_tokens, temperature, seed)
         return {"text": codec.decode(ids, lengths + max_new_tokens)}
 
@@ -402,7 +201,7 @@ def _generate(model, ids, lengths, new_tokens, temperature, seed):
         int32 (batch, longest + new_tokens), valid up to `lengths + new_tokens`.
     """
     rows, longest = tf.shape(ids)[0], tf.shape(ids)[1]
-    new_tokens = _require(
+    new_tokens = require(
         new_tokens,
         (rows >= 1) & (new_tokens >= 1) & (new_tokens <= _MAX_NEW_TOKENS // tf.maximum(rows, 1)),
         f"A request can generate 1 to {_MAX_NEW_TOKENS} tokens over all its rows. "
@@ -410,7 +209,7 @@ def _generate(model, ids, lengths, new_tokens, temperature, seed):
         new_tokens,
         rows,
     )
-    temperature = _require(
+    temperature = require(
         temperature,
         (temperature >= 0) & (temperature < np.inf),
         "`temperature` must be finite and non-negative. Received:",
@@ -496,7 +295,7 @@ class Text:
         ids = self.table.lookup(symbols.values)
         if self.unknown is None:
             message = "The vocabulary has no unknown token. The text has unknown symbols:"
-            ids = _require(ids, ids >= 0, message, tf.boolean_mask(symbols.values, ids < 0))
+            ids = require(ids, ids >= 0, message, tf.boolean_mask(symbols.values, ids < 0))
         lengths = tf.cast(symbols.row_lengths(), tf.int32)
         return symbols.with_values(ids).to_tensor(), lengths
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import secrets
 import shutil
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import keras
 
 from keras_streams import GraphStream
+from keras_streams.endpoints import write_archive
 from keras_streams.files import annotate_error, sync_folder
-from trellis_keras.export.endpoints import Endpoint, endpoints_of
+from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.files import write_error
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.models import LanguageModel
@@ -55,41 +55,6 @@ def write_saved_model(
 
 def _write_json(path, value):
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def write_archive(
-    endpoints: list[Endpoint], folder: str | os.PathLike, rows: int | None = None
-) -> None:
-    """Writes endpoints as a SavedModel, for any number of rows or the given number."""
-    archive = keras.export.ExportArchive()
-    for endpoint in endpoints:
-        for table in endpoint.tables:
-            archive.track(table)
-        answer = endpoint.served if rows is None else endpoint.checked
-        function = tf.function(answer, autograph=False)
-        _check_pure(endpoint, function.get_concrete_function(**endpoint.input_specs(rows)))
-        archive.add_endpoint(endpoint.name, function)
-    # A served model needs no gradients.
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    archive.write_out(str(folder), options=options, verbose=False)
-
-
-def _check_pure(endpoint, function):
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    found = {
-        node.op
-        for node in nodes
-        if re.search("Assign|Random|Multinomial|^Stateful[A-Z]", node.op)
-        and node.op != "StatefulPartitionedCall"  # only calls one of these functions
-        and not (endpoint.draws and node.op.startswith("Stateless"))
-    }
-    if found:
-        raise ValueError(
-            f"The endpoint `{endpoint.name}` is not a pure function of the request: its graph has "
-            f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables at "
-            "inference, as Keras' recurrent layers with dropout do (wrap them in a StackedRNN)."
-        )
 
 
 def _check_version(path, version):

@@ -2,7 +2,7 @@
 
 import keras
 
-from trellis_keras.export.endpoints import Endpoint
+from keras_streams.endpoints import Endpoint
 
 if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf

@@ -4,8 +4,7 @@ import tempfile
 
 import keras
 
-from trellis_keras.export.endpoints import Endpoint
-from trellis_keras.export.saved_model import write_archive
+from keras_streams.endpoints import Endpoint, write_archive
 
 if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf
