@@ -1,8 +1,10 @@
 """Export models to SavedModel, LiteRT, ONNX, C and WebAssembly.
 
-C and WebAssembly are those of `keras_streams`. The other formats contain a model's `endpoints`.
+A SavedModel contains a model's `endpoints`. The other formats are those of `keras_streams`.
 """
 
+import contextlib
+import functools
 import os
 import pathlib
 from typing import Any
@@ -10,13 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.c import FIXED_TOLERANCE, native, write_c
-from keras_streams.exported import exported_stream
-from keras_streams.files import atomic_write, check_output
+from keras_streams.c import FIXED_TOLERANCE, native
+from keras_streams.exporter import SUFFIXES, write_step
 from keras_streams.graph_stream import GraphStream, to_stream
-from keras_streams.litert import to_litert
-from keras_streams.onnx import to_onnx
-from keras_streams.wasm import write_wasm
 from trellis_keras import kernels
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.saved_model import write_saved_model
@@ -102,94 +100,62 @@ def export(
     >>> export(model, "serving/trellisnet_char").as_posix()
     'serving/trellisnet_char/1'
     """
-    if format not in ("saved_model", "litert", "onnx", "c", "wasm"):
-        raise ValueError(
-            f"`format` must be 'saved_model', 'litert', 'onnx', 'c' or 'wasm'. Received: {format!r}"
-        )
+    if format not in ("saved_model", *SUFFIXES):
+        formats = ", ".join(map(repr, ("saved_model", *SUFFIXES)))
+        raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
     if format != "saved_model" and (version is not None or warmup):
         raise ValueError(
             "`version` and `warmup` are only for format='saved_model'. Received: "
             f"format={format!r}, version={version}, warmup={warmup}"
         )
-    if format == "saved_model" and overwrite:
+    if format in ("litert", "onnx") and series is not None:
+        raise ValueError(f"format={format!r} does not support `series`. Received: {series}")
+    if format != "saved_model":
+        integers = quantization, representative_data, quantization_tolerance
+        is_converted = format in ("litert", "onnx")
+        # The converters do not support the kernels' loops.
+        with kernels.disabled() if is_converted else contextlib.nullcontext():
+            step = functools.partial(_step_of, model)
+            return write_step(model, path, format, integers, weights, overwrite, series, step)
+    if overwrite:
         raise ValueError(
             "`overwrite` is only for files. A version of a SavedModel may be in use by a server: "
             "export the next version."
         )
-    if format in ("litert", "onnx") and series is not None:
-        raise ValueError(f"format={format!r} does not support `series`. Received: {series}")
-    if format != "c" and (
-        quantization not in (None, "int8") or (quantization and format != "litert")
-    ):
-        raise ValueError(
-            "`quantization` must be None, or 'int8' with format='litert' or 'c'. "
-            f"Received: quantization={quantization!r}, format={format!r}"
-        )
-    if format != "c" and (
-        representative_data is not None
-        or quantization_tolerance != FIXED_TOLERANCE
-        or weights != "code"
-    ):
+    is_fixed = quantization is not None or representative_data is not None
+    if is_fixed or quantization_tolerance != FIXED_TOLERANCE or weights != "code":
         raise ValueError(
             "`representative_data`, `quantization_tolerance` and `weights` are only for "
-            f"format='c'. Received: format={format!r}"
+            "format='c', and `quantization` must be None, or 'int8' with format='litert' or 'c'. "
+            f"Received: quantization={quantization!r}, weights={weights!r}, format='saved_model'"
         )
-    path = pathlib.Path(path).expanduser()
-    if format == "c":
-        return write_c(
-            model,
-            path,
-            series,
-            overwrite,
-            quantization,
-            representative_data,
-            quantization_tolerance,
-            weights,
-        )
-    if format == "wasm":
-        return write_wasm(model, path, series, overwrite)
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            f"Exporting {format!r} requires the TensorFlow backend. Save the model as a "
-            ".keras file and export it in a process with KERAS_BACKEND=tensorflow. "
+            "Exporting a SavedModel requires the TensorFlow backend. Save the model as a .keras "
+            "file and export it in a process with KERAS_BACKEND=tensorflow. "
             f"Received: backend {keras.backend.backend()!r}"
         )
+    return write_saved_model(
+        _served(model), pathlib.Path(path).expanduser(), version, warmup, series
+    )
+
+
+def _step_of(model):
+    """Returns the endpoint of a model that LiteRT and ONNX files contain."""
+    return next(e for e in endpoints_of(_served(model)) if e.name == "step")
+
+
+def _served(model):
+    """Returns a model whose endpoints are known, or the stream of another one."""
     if not isinstance(model, (LanguageModel, SequenceModel)):
-        received, model = model, to_stream(model)
-        if not isinstance(model, GraphStream):
+        stream = to_stream(model)
+        if not isinstance(stream, GraphStream):
             raise ValueError(
-                f"`model` must be a model: wrap a layer in keras.Sequential. Received: {received!r}"
+                f"`model` must be a model: wrap a layer in keras.Sequential. Received: {stream!r}"
             )
-    elif not model.built:
+        return stream
+    if not model.built:
         has_channels = isinstance(model, SequenceModel) and model.embedding is None
         shape = "None, None" + ", channels" * has_channels
         raise ValueError(f"Build the model before exporting it: model.build(({shape})).")
-    if format == "saved_model":
-        return write_saved_model(model, path, version, warmup, series)
-    return _write_step(model, path, format, quantization, overwrite)
-
-
-def _write_step(model, path, format, quantization, overwrite):
-    suffix = ".tflite" if format == "litert" else ".onnx"
-    if path.suffix != suffix:
-        raise ValueError(f"`path` must end in {suffix} with format={format!r}. Received: {path}")
-    exported_stream(model)  # raises if the model does not stream
-    dtypes = {model.compute_dtype, getattr(model, "backbone", model).compute_dtype}
-    if dtypes != {"float32"}:
-        raise ValueError(
-            f"format={format!r} computes in float32. Build the model with dtype='float32' and load "
-            f"its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"
-        )
-    if any(np.any(leaf) for leaf in keras.tree.flatten(model.initial_cache(1))):
-        raise ValueError(
-            f"format={format!r} requires a cache that starts from zeros. Use format='saved_model', "
-            f"'c' or 'wasm'. Received: {model.name}, whose initial cache is not zero"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_output(path, overwrite=overwrite)
-    endpoint = next(endpoint for endpoint in endpoints_of(model) if endpoint.name == "step")
-    with kernels.disabled():  # the converters do not support the kernels' loops
-        content = to_litert(endpoint, quantization) if format == "litert" else to_onnx(endpoint)
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
-    return path
+    return model

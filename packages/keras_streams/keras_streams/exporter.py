@@ -1,13 +1,24 @@
-"""Exports one step of a stream as C or WebAssembly."""
+"""Exports one step of a stream as C, WebAssembly, LiteRT or ONNX."""
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_streams.c import FIXED_TOLERANCE, write_c
+from keras_streams.endpoints import Endpoint, graph_endpoints
+from keras_streams.exported import exported_stream
+from keras_streams.files import atomic_write, check_output
+from keras_streams.graph_stream import GraphStream, to_stream
+from keras_streams.litert import to_litert
+from keras_streams.onnx import to_onnx
 from keras_streams.wasm import write_wasm
+
+SUFFIXES = {"c": ".c", "wasm": ".wasm", "litert": ".tflite", "onnx": ".onnx"}
+_QUANTIZATIONS = {"c": ("int8", "int8_rings"), "litert": ("int8",)}
 
 
 def export(
@@ -21,25 +32,27 @@ def export(
     weights: str = "code",
     overwrite: bool = False,
 ) -> pathlib.Path:
-    """Exports one step of a model as C or WebAssembly, compared with Keras.
+    """Exports one step of a model as C, WebAssembly, LiteRT or ONNX.
 
     The C code is C99 without allocation or global variables: `model.c` and `model.h`. If there is a
     C compiler, 200 random steps are compared with Keras before anything is written; otherwise
     `model_test.c` compares them on another machine. WebAssembly is the same code, compiled by
-    ziglang, with an ES module `model.mjs`.
+    ziglang, with an ES module `model.mjs`. LiteRT and ONNX take and return the cache beside the
+    inputs and outputs.
 
     Args:
         model: Built Keras model that `to_stream` supports, its stream, or a layer that streams.
-        path: Path of the file, `model.c` or `model.wasm`. The name of a C file is the prefix of its
-            functions.
-        format: `"c"` or `"wasm"`. Defaults to `"c"`.
+        path: Path of the file: `model.c`, `model.wasm`, `model.tflite` or `model.onnx`. The name of
+            a C file is the prefix of its functions.
+        format: `"c"`, `"wasm"`, or with the TensorFlow backend `"litert"` or `"onnx"`. Defaults to
+            `"c"`.
         quantization: `None`, or for C that uses only integers, with 8-bit weights and 16-bit
             activations, `"int8"`; `"int8_rings"` also keeps the past inputs of convolutions in 8
-            bits. Defaults to `None`.
+            bits. With `"int8"`, LiteRT stores matrices as 8-bit integers. Defaults to `None`.
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
-            for tokens, used to choose the ranges of integers. Defaults to `None`.
-        quantization_tolerance: Positive float, the largest difference of integers from Keras on
-            `representative_data`, in units of the largest output. Defaults to 0.05.
+            for tokens, used to choose the ranges of integers in C. Defaults to `None`.
+        quantization_tolerance: Positive float, the largest difference of integers in C from Keras
+            on `representative_data`, in units of the largest output. Defaults to 0.05.
         weights: `"code"`, or for C `"file"`, to write the weights to `model.bin`, whose content the
             program passes to `model_reset`: for millions of weights. Defaults to `"code"`.
         overwrite: Boolean, whether to replace existing files. Defaults to `False`.
@@ -50,21 +63,95 @@ def export(
     Raises:
         ValueError: `path` exists or has the wrong type, an option does not apply, or the model
             cannot be exported.
-        ImportError: WebAssembly needs ziglang, and integers a C compiler.
+        ImportError: WebAssembly needs ziglang, integers a C compiler, LiteRT and ONNX TensorFlow,
+            and ONNX tf2onnx.
         RuntimeError: The C code differs from Keras.
     """
-    if format not in ("c", "wasm"):
-        raise ValueError(f"`format` must be 'c' or 'wasm'. Received: {format!r}")
+    integers = quantization, representative_data, quantization_tolerance
+    return write_step(model, path, format, integers, weights, overwrite)
+
+
+def write_step(
+    model: Any,
+    path: str | os.PathLike,
+    format: str,
+    integers: tuple[str | None, np.ndarray | None, float],
+    weights: str,
+    overwrite: bool,
+    series: dict[str, Any] | None = None,
+    endpoint: Callable[[], Endpoint] | None = None,
+) -> pathlib.Path:
+    """Exports one step of a model; see `export`.
+
+    Args:
+        model, path, format, weights, overwrite: As in `export`.
+        integers: `quantization`, `representative_data` and `quantization_tolerance` of `export`.
+        series: As in `write_c`.
+        endpoint: Function that returns the step for LiteRT or ONNX. Defaults to that of
+            `to_stream(model)`.
+    """
+    quantization, data, tolerance = integers
+    if format not in SUFFIXES:
+        formats = ", ".join(map(repr, SUFFIXES))
+        raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
+    if quantization is not None and quantization not in _QUANTIZATIONS.get(format, ()):
+        known = ", ".join(map(repr, (None, *_QUANTIZATIONS.get(format, ()))))
+        raise ValueError(
+            f"`quantization` must be one of {known} with format={format!r}. "
+            f"Received: quantization={quantization!r}"
+        )
+    if format != "c" and (data is not None or tolerance != FIXED_TOLERANCE or weights != "code"):
+        raise ValueError(
+            "`representative_data`, `quantization_tolerance` and `weights` are only for "
+            f"format='c'. Received: quantization_tolerance={tolerance}, weights={weights!r} with "
+            f"format={format!r}"
+        )
     path = pathlib.Path(path).expanduser()
     if format == "c":
-        options = quantization, representative_data, quantization_tolerance, weights
-        return write_c(model, path, None, overwrite, *options)
-    is_fixed = quantization is not None or representative_data is not None
-    if is_fixed or quantization_tolerance != FIXED_TOLERANCE or weights != "code":
+        return write_c(model, path, series, overwrite, *integers, weights)
+    if path.suffix != SUFFIXES[format]:
         raise ValueError(
-            "`quantization`, `representative_data`, `quantization_tolerance` and `weights` are "
-            f"only for format='c'. Received: quantization={quantization!r}, "
-            f"quantization_tolerance={quantization_tolerance}, weights={weights!r} with "
-            "format='wasm'"
+            f"`path` must end in {SUFFIXES[format]} with format={format!r}. Received: {path}"
         )
-    return write_wasm(model, path, overwrite=overwrite)
+    if format == "wasm":
+        return write_wasm(model, path, series, overwrite)
+    _check_converted(model, format)
+    step = (endpoint or (lambda: _step_of(model)))()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, overwrite=overwrite)
+    content = to_litert(step, quantization) if format == "litert" else to_onnx(step)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def _check_converted(model, format):
+    """Raises ValueError if TensorFlow's converters cannot write a model's step."""
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"Exporting {format!r} requires the TensorFlow backend. Save the model as a .keras "
+            "file and export it in a process with KERAS_BACKEND=tensorflow. "
+            f"Received: backend {keras.backend.backend()!r}"
+        )
+    stream = exported_stream(model)
+    name, model = stream.model.name, stream.model
+    dtypes = {model.compute_dtype, getattr(model, "backbone", model).compute_dtype}
+    if dtypes != {"float32"}:
+        raise ValueError(
+            f"format={format!r} computes in float32. Build the model with dtype='float32' and load "
+            f"its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"
+        )
+    if any(np.any(leaf) for leaf in keras.tree.flatten(stream.initial_cache(1))):
+        raise ValueError(
+            f"format={format!r} requires a cache that starts from zeros. Use format='saved_model', "
+            f"'c' or 'wasm'. Received: {name}, whose initial cache is not zero"
+        )
+
+
+def _step_of(model):
+    stream = to_stream(model)
+    if not isinstance(stream, GraphStream):
+        raise ValueError(
+            f"`model` must be a model: wrap a layer in keras.Sequential. Received: {model!r}"
+        )
+    return next(endpoint for endpoint in graph_endpoints(stream) if endpoint.name == "step")

@@ -1,0 +1,48 @@
+"""LiteRT and ONNX files of any stream."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_streams import export, to_stream
+
+
+def model():
+    x = keras.Input((None, 2))
+    y = layers.Conv1D(4, 3, padding="causal", activation="relu")(x)
+    return keras.Model(x, layers.GRU(3, return_sequences=True)(y))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
+def test_litert_steps_as_keras(tmp_path):
+    net = model()
+    path = export(net, tmp_path / "net.tflite", format="litert")
+    lite = pytest.importorskip("tensorflow").lite
+    step = lite.Interpreter(str(path)).get_signature_runner("step")
+    stream = to_stream(net)
+    leaves = keras.tree.flatten_with_path(stream.initial_cache(1))
+    cache = {"_".join(["cache", *map(str, place)]): np.array(leaf) for place, leaf in leaves}
+    x = np.random.default_rng(0).normal(size=(1, 9, 2)).astype("float32")
+    found = []
+    for t in range(9):
+        answer = step(inputs=x[:, t], **cache)
+        cache = {name: answer[name] for name in cache}
+        found.append(answer["outputs"])
+    np.testing.assert_allclose(np.stack(found, 1), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_options_of_other_formats_are_errors(tmp_path):
+    for format, suffix, options, message in (
+        ("litert", "tflite", {"weights": "file"}, "only for format='c'"),
+        ("onnx", "onnx", {"quantization": "int8"}, "`quantization` must be one of None with"),
+        ("pb", "pb", {}, "`format` must be one of"),
+        ("onnx", "tflite", {}, "must end in .onnx"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(model(), tmp_path / f"net.{suffix}", format=format, **options)
+    if keras.backend.backend() != "tensorflow":
+        with pytest.raises(ValueError, match="requires the TensorFlow backend"):
+            export(model(), tmp_path / "net.onnx", format="onnx")
+    assert not list(tmp_path.iterdir())
