@@ -560,11 +560,10 @@ class Printer:
                 getattr(self, group[0].kind)(group[0])
         outputs = Op("copy", "", self.program.inputs[0], [])
         self.copied(Place("y", "", 0, self.real), self.program.output, outputs)
-        for store in self.heads():
-            head = Number(store.buffer.ring.head, "head")
-            rows = Number(store.buffer.ring.rows, "rows")
+        for number, (rows, store) in self.heads().items():
+            head = Number(number, "head")
             text = f"s->heads[%s] = {self.use('row')}(s->heads[%s] + 1, %s);"
-            self.say(text, head, head, rows, like=store)
+            self.say(text, head, head, Number(rows, "rows"), like=store)
         reset, step, more_code = list(self.reset()), list(self.step()), self.more_code()
         members, state_bytes = self.members()
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
@@ -644,7 +643,7 @@ class Printer:
         name = self._unique(loop.body[0].scope.partition(" to ")[0], "group")
         yield f"/* {comment_text(loop.body[0].scope)} */"
         yield f"static const struct {name} {{"
-        for kind, members in itertools.groupby(loop.members, loop.members.get):
+        for kind, members in itertools.groupby(loop.members, lambda name: loop.members[name]):
             names = f", {'*' * kind.endswith('*')}".join(members)
             yield f"    {kind}{names};"
         yield f"}} {name}[{len(loop.rows)}] = {{"
@@ -662,10 +661,10 @@ class Printer:
             found.append(f"*({self.pointer(b, address - b.base)})")
         return " && ".join(found)
 
-    def heads(self) -> list[Op]:
-        """Returns a store of a ring for each head."""
-        stores = [op for op in self.program.stores if op.buffer.ring is not None]
-        return list({op.buffer.ring.head: op for op in stores}.values())
+    def heads(self) -> dict[int, tuple[int, Op]]:
+        """Returns {head: (number of rows, a store that moves it)}."""
+        rings = [(store.buffer.ring, store) for store in self.program.stores]
+        return {ring.head: (ring.rows, store) for ring, store in rings if ring is not None}
 
     def reset(self) -> Iterator[str]:
         yield "    memset(s, 0, sizeof *s);"
@@ -700,7 +699,7 @@ class Printer:
             key = TYPES[b.dtype], self.array("states", b.dtype)
             sizes[key] = sizes.get(key, 0) + b.size
         sizes |= {(TYPES[d], self.array("work", d)): size for d, size in self.sizes.items()}
-        heads = [op.buffer.ring.head for op in self.heads()]
+        heads = self.heads()
         sizes |= {("int", "heads"): max(heads) + 1} if heads else {}
         sizes |= {(f"const {self.real} *", "weights"): 0} if self.in_file else {}
         sizes = {key: size for key, size in sizes.items() if size or key[1] == "weights"}
