@@ -58,18 +58,30 @@ int main(int count, char **arguments)
 """
 _MAIN_CHIP = """
 #include "model.h"
+#include <string.h>
+
+void put(int value);
 
 int main(void)
 {
     static model_state state;
-    static int16_t x[MODEL_INPUTS], y[MODEL_OUTPUTS];
+    static NUMBER x[MODEL_INPUTS], y[MODEL_OUTPUTS];
     model_reset(&state);
     for (int t = 0; t < 20; t++) {
-        x[0] = (int16_t)(1000 * t);
+        x[0] = (NUMBER)(SCALE * t);
         model_step(&state, x, y);
+    }
+    for (int k = 0; k < MODEL_OUTPUTS; k++) {
+        int bits = 0;
+        memcpy(&bits, y + k, sizeof *y);
+        put(bits);
     }
     return 0;
 }
+"""
+_HOST = """
+#include <stdio.h>
+void put(int value) { printf("%d\\n", value); }
 """
 _MAIN_JS = """
 import { readFile, writeFile } from "node:fs/promises";
@@ -343,6 +355,7 @@ def measure(model, folder, turns, size=None, receptive_field=None):
 
     source, x, expected = proven_source(model, "model")
     export(model, folder / "model.c", format="c")
+    instructions = _on_chip(folder, "float")
     net = Net(model, folder, x, expected, size, receptive_field)
     ways, differences, left_out = {}, {}, {}
     for name, way in WAYS.items():
@@ -369,6 +382,7 @@ def measure(model, folder, turns, size=None, receptive_field=None):
             "weights": source.weight_bytes,
             "state": source.state_bytes,
         },
+        "instructions": instructions,
         "integers": _integers(net),
     }
 
@@ -381,17 +395,37 @@ def _integers(net):
     found = {}
     for quantization in ("int8", "int8_rings"):
         source = fixed_source(net.model, "model", quantization, net.x, tolerance=math.inf)
-        instructions = None
-        if cortex_m.is_installed():
-            write_source(source, net.folder)
-            (net.folder / "main.c").write_text(_MAIN_CHIP)
-            instructions = cortex_m.run_main(net.folder, "cortex-m4")[1] // 20
+        write_source(source, net.folder)
         found[quantization] = {
-            "instructions": instructions,
+            "instructions": _on_chip(net.folder, "int16_t"),
             "weights": source.weight_bytes,
             "state": source.state_bytes,
         }
     return found
+
+
+def _on_chip(folder, number):
+    """Returns the instructions of a Cortex-M4 step of `model.c`, whose outputs are the host's.
+
+    Args:
+        folder: Folder of `model.c`.
+        number: Type of inputs and outputs. Integers are equal bit for bit, floats to rounding.
+    """
+    if not cortex_m.is_installed():
+        return None
+    scale = {"float": "0.1f", "int16_t": "1000"}[number]
+    main = _MAIN_CHIP.replace("NUMBER", number).replace("SCALE", scale)
+    (folder / "main.c").write_text(main)
+    (folder / "host.c").write_text(_HOST)
+    _compile([*C_OPTIONS, "model.c", "main.c", "host.c", "-lm", "-o", "host"], folder)
+    host = subprocess.run(["./host"], cwd=folder, check=True, capture_output=True, text=True)
+    printed, instructions = cortex_m.run_main(folder, "cortex-m4")
+    found, wanted = (np.array(of, dtype="int32") for of in (printed, host.stdout.split()))
+    if number == "float":
+        found, wanted = found.view("float32"), wanted.view("float32")
+    tolerance = 1e-5 * np.abs(wanted).max() if number == "float" else 0
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+    return instructions // 20
 
 
 def _code_bytes(folder):
@@ -429,6 +463,10 @@ def markdown(results):
     ):
         sizes = [net["bytes"][kind] for net in nets.values()]
         lines.append(f"| {title} | {' | '.join('' if s is None else f'{s:,}' for s in sizes)} |")
+    counts = [
+        "" if net["instructions"] is None else f"{net['instructions']:,}" for net in nets.values()
+    ]
+    lines.append(f"| floats: instructions of a Cortex-M4, in software | {' | '.join(counts)} |")
     for quantization in ("int8", "int8_rings"):
         found = [net["integers"][quantization] for net in nets.values()]
         for kind, title in (
