@@ -13,7 +13,7 @@ import numpy as np
 from keras_streams import passes
 from keras_streams.cells import Buffer, Op, Program, grid, pieces, taps
 from keras_streams.lower import MAPS
-from keras_streams.statements import Code, Loop, Number, Place, Statement, rolled
+from keras_streams.statements import Code, Function, Number, Place, Statement, grouped
 
 TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "int"}
 TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
@@ -42,6 +42,13 @@ _LIBRARY = {  # float64 has the functions of the C library
 _EXACT = """\
 #if defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || defined _M_FP_FAST
 #error "A mean over all steps cannot be compiled with -ffast-math or /fp:fast."
+#endif"""
+# Constants of each layer are folded into its function, unless code is to be small.
+_INLINED = """\
+#if defined __OPTIMIZE__ && !defined __OPTIMIZE_SIZE__
+#define INLINED static inline __attribute__((always_inline))
+#else
+#define INLINED static
 #endif"""
 _FOLDS = {  # function of two numbers, and first value
     "sum": ("add", "0"),
@@ -131,7 +138,8 @@ class Printer:
         self.arrays: dict[str, tuple] = {}  # name: (type, array)
         self.functions: dict[str, str] = {}  # name: text, in the order of first use
         self.loops: dict[str, str] = {}  # body of a map: name of its function
-        self.taken = {"s", "x", "y", "token", "weights", "group"}
+        self.layers: dict[str, str] = {}  # text of a function of equal layers: its name
+        self.taken = {"s", "x", "y", "token", "weights"}
         self.statements: list[Statement] = []
         self.offsets, self.sizes = passes.allocate(program, groups)
         self.kept = passes.kept(program, groups)
@@ -567,7 +575,8 @@ class Printer:
         reset, step, more_code = list(self.reset()), list(self.step()), self.more_code()
         members, state_bytes = self.members()
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
-        widest = max([int(n[8:]) for n in self.functions if n.startswith("product_")] or [0])
+        sums = (re.fullmatch(r"(?:product|convolution)_(\d+)", name) for name in self.functions)
+        widest = max((int(found[1]) for found in sums if found), default=0)
         stack_bytes = widest * _BYTES[self.real]
         in_file = {
             n: a for n, (kind, a) in self.arrays.items() if self.in_file and kind == self.real
@@ -583,6 +592,8 @@ class Printer:
             "/* Operations */",
             *self.functions.values(),
             "/* The model */",
+            _INLINED if self.layers else "",
+            *(wrapped_head(f"INLINED void {name}", text) for text, name in self.layers.items()),
             "\n".join([self.reset_signature(), "{", *reset, "}"]),
             "\n".join([self.signature(restrict=True), "{", *step, "}"]),
             more_code,
@@ -620,39 +631,38 @@ class Printer:
         if any(b.dtype == "int64" for b in self.program.inputs):
             yield "    const int64_t ids[1] = {token};"
         for guard, statements in itertools.groupby(self.statements, key=lambda s: s.guard):
-            lines = self.lines(rolled(list(statements), "group"))
+            lines = self.lines(grouped(list(statements)))
             if guard:
                 yield f"    if ({self.condition(guard)}) {{"
                 lines = itertools.chain((f"    {line}" for line in lines), ["}"])
             for line in lines:
                 yield wrapped("    ", line)
 
-    def lines(self, statements: Sequence[Statement | Loop], scope: str = "") -> Iterator[str]:
+    def lines(self, statements: Sequence[Statement | Function], scope: str = "") -> Iterator[str]:
         """Yields the lines of statements, with the names of their layers after `scope`."""
         for statement in statements:
-            if isinstance(statement, Loop):
-                yield from self.loop_lines(statement)
+            if isinstance(statement, Function):
                 scope = ""
+                yield from self.calls(statement)
                 continue
             if statement.scope != scope:
                 scope = statement.scope
                 yield f"/* {comment_text(scope)} */"
             yield from str(statement.code).splitlines()
 
-    def loop_lines(self, loop: Loop) -> Iterator[str]:
-        name = self._unique(loop.body[0].scope.partition(" to ")[0], "group")
-        yield f"/* {comment_text(loop.body[0].scope)} */"
-        yield f"static const struct {name} {{"
-        for kind, members in itertools.groupby(loop.members, lambda name: loop.members[name]):
-            names = f", {'*' * kind.endswith('*')}".join(members)
-            yield f"    {kind}{names};"
-        yield f"}} {name}[{len(loop.rows)}] = {{"
-        yield from (f"    {{{', '.join(row)}}}," for row in loop.rows)
-        yield "};"
-        end = f"{name} + {len(loop.rows)}"
-        yield f"for (const struct {name} *group = {name}; group < {end}; group++) {{"
-        yield from (f"    {line}" for line in self.lines(loop.body, loop.body[0].scope))
-        yield "}"
+    def calls(self, function: Function) -> Iterator[str]:
+        """Adds a function of equal layers, and yields its calls."""
+        scope = function.body[0].scope
+        heads = (f"{kind}{name}" for name, kind in function.parameters.items())
+        head = f"({self.prefix}_state *s, {', '.join(heads)})"
+        lines = [wrapped("    ", line) for line in self.lines(function.body, scope)]
+        text = "\n".join([head, "{", *lines, "}"])
+        if text not in self.layers:
+            name = self._unique(scope.partition(" to ")[0], "layer")
+            self.layers[text] = name
+        yield f"/* {comment_text(scope)} */"
+        for arguments in function.calls:
+            yield f"{self.layers[text]}(s, {', '.join(arguments)});"
 
     def condition(self, guard):
         found = []

@@ -1,4 +1,4 @@
-"""Statements of C, and loops in place of groups that differ only in numbers and places."""
+"""Statements of C, and a function in place of groups that differ only in numbers and places."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-_LEAST_COUNT, _LEAST_SAVED = 3, 8  # groups in a row, and statements saved, that make a loop
+_LEAST_COUNT, _LEAST_SAVED = 3, 6  # groups in a row, and statements saved, of a function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,48 +73,47 @@ class Statement:
 
 
 @dataclasses.dataclass
-class Loop:
-    """A group of statements that runs for each row of a table.
+class Function:
+    """A function in place of equal groups of statements.
 
     Attributes:
-        members: Dict from the name of a column to its type.
-        rows: List of the table's rows.
+        parameters: Dict from name to type.
+        calls: List of the arguments of each call.
         body: List of statements.
     """
 
-    members: dict[str, str]
-    rows: list[tuple[str, ...]]
+    parameters: dict[str, str]
+    calls: list[tuple[str, ...]]
     body: list[Statement]
 
 
-def rolled(statements: Sequence[Statement], variable: str) -> list[Statement | Loop]:
-    """Returns statements with loops in place of equal groups in a row.
+def grouped(statements: Sequence[Statement]) -> list[Statement | Function]:
+    """Returns statements with functions in place of equal groups in a row.
 
     Args:
         statements: Statements with the same guard.
-        variable: Name of the pointer to a row of a loop's table.
     """
     forms: dict[Any, int] = {}
     ids = np.array([forms.setdefault(_form(s.code), len(forms)) for s in statements])
-    begins = [i == 0 or s.scope != statements[i - 1].scope for i, s in enumerate(statements)]
-    found: list[Statement | Loop] = []
+    begins = [i > 0 and s.scope != statements[i - 1].scope for i, s in enumerate(statements)]
+    found: list[Statement | Function] = []
     for first, size, count in _repeats(ids, begins):
         starts = range(first, first + size * count, size)
         groups = [statements[start : start + size] for start in starts]
-        found += groups[0] if count == 1 else [_loop(groups, variable)]
+        found += groups[0] if count == 1 else [_function(groups)]
     return found
 
 
 def _repeats(ids, begins, offset=0) -> Iterator[tuple[int, int, int]]:
     """Yields (first, size, count): `count` equal groups of `size` statements in a row."""
     most, best = _LEAST_SAVED - 1, None
-    for size in range(1, len(ids) // _LEAST_COUNT + 1):
+    for size in range(2, len(ids) // _LEAST_COUNT + 1):
         is_same = np.concatenate([[0], ids[size:] == ids[:-size], [0]])
         ends = np.flatnonzero(np.diff(is_same))
         lengths = ends[1::2] - ends[::2]
-        saved = np.where(lengths // size + 1 >= _LEAST_COUNT, lengths // size * size, 0)
-        if np.max(saved, initial=0) > most:
-            most, run = np.max(saved), np.argmax(saved)
+        more = np.where(lengths // size + 1 >= _LEAST_COUNT, lengths // size, 0)
+        if np.max(more, initial=0) * (size - 1) > most:
+            most, run = np.max(more) * (size - 1), np.argmax(more)
             best = int(ends[2 * run]), int(lengths[run]), size
     if best is None:
         if len(ids):
@@ -123,14 +122,15 @@ def _repeats(ids, begins, offset=0) -> Iterator[tuple[int, int, int]]:
     first, length, size = best
     shifts = range(first, first + length % size + 1)  # begin with a layer
     first = next((i for i in shifts if begins[offset + i]), first)
-    end = first + most + size
+    count = length // size + 1
+    end = first + size * count
     yield from _repeats(ids[:first], begins, offset)
-    yield offset + first, size, int(most) // size + 1
+    yield offset + first, size, count
     yield from _repeats(ids[end:], begins, offset + end)
 
 
 def _form(value):
-    """Returns what two values have in common that may stand in one loop."""
+    """Returns what two values have in common that may stand in one function."""
     if isinstance(value, Code):
         return value.text, *map(_form, value.parts)
     if isinstance(value, Place):
@@ -150,48 +150,51 @@ def _with_leaves(value, leaves):
     return next(leaves)
 
 
-def _loop(groups, variable):
-    """Returns a loop over equal groups, with a column for each number or place that differs."""
+def _function(groups):
+    """Returns a function with a parameter for each number or place that differs."""
     columns: dict[tuple, str] = {}
-    members: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     replaced = []
-    for leaves in zip(
-        *([x for s in group for x in _leaves(s.code)] for group in groups), strict=True
-    ):
+    leaves_of_groups = ([x for s in group for x in _leaves(s.code)] for group in groups)
+    for leaves in zip(*leaves_of_groups, strict=True):
         leaf = leaves[0]
-        if all(other == leaf for other in leaves):
+        is_place = isinstance(leaf, Place)
+        is_inside = is_place and leaf.array.startswith("s->")
+        if all(other == leaf for other in leaves) and (is_inside or not is_place or not leaf.array):
             replaced.append(leaf)
             continue
-        is_table = isinstance(leaf, Place) and not leaf.array
         if leaves not in columns:
-            word = (
-                leaf.name.rstrip("_0123456789").rpartition("_")[2] or leaf.array.rpartition(">")[2]
-            )
-            name, number = word, 1
-            while name in members:
-                number += 1
-                name = f"{word}_{number}"
-            columns[leaves] = name
-            members[name] = f"const {leaf.kind} *" if is_table else "int "
-        row = f"{variable}->{columns[leaves]}"
-        is_inside = isinstance(leaf, Place) and not is_table
-        replaced.append(Place(leaf.array, row, 0, leaf.kind) if is_inside else row)
-    members = dict(sorted(members.items(), key=lambda member: member[1] == "int "))
-    columns = {name: leaves for leaves, name in columns.items()}
-    rows = [
-        tuple(
-            str(dataclasses.replace(leaf, array="") if isinstance(leaf, Place) else leaf) or "0"
-            for leaf in row
-        )
-        for row in zip(*(columns[name] for name in members), strict=True)
-    ]
-    scopes = [[s.scope for s in statements] for statements in zip(*groups, strict=True)]
+            word = leaf.name.rstrip("_0123456789").rpartition("_")[2] if leaf.name else ""
+            word = word or leaf.array.removeprefix("s->")
+            columns[leaves] = _free(word, parameters)
+            const = "" if is_place and leaf.array == "y" else "const "
+            kind = f"{const}{leaf.kind} *" if is_place and not is_inside else "int "
+            parameters[columns[leaves]] = kind
+        name = columns[leaves]
+        replaced.append(Place(leaf.array, name, 0, leaf.kind) if is_inside else name)
+    parameters = dict(sorted(parameters.items(), key=lambda item: item[1] == "int "))
+    columns_of = {name: leaves for leaves, name in columns.items()}
+    calls = zip(*(map(_argument, columns_of[name]) for name in parameters), strict=True)
     values = iter(replaced)
     body = [
-        Statement(_with_leaves(s.code, values), _span(of), s.guard)
-        for s, of in zip(groups[0], scopes, strict=True)
+        Statement(_with_leaves(of[0].code, values), _span([s.scope for s in of]), of[0].guard)
+        for of in zip(*groups, strict=True)
     ]
-    return Loop(members, rows, body)
+    return Function(parameters, list(calls), body)
+
+
+def _argument(leaf):
+    if isinstance(leaf, Place) and leaf.array.startswith("s->"):
+        return str(dataclasses.replace(leaf, array="")) or "0"
+    return str(leaf)
+
+
+def _free(word, taken):
+    name, number = word, 1
+    while name in taken:
+        number += 1
+        name = f"{word}_{number}"
+    return name
 
 
 def _span(scopes):
