@@ -17,7 +17,7 @@ from keras_streams import lower, passes, trace
 from keras_streams.c_source import Source, comment_text, print_c
 from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
 from keras_streams.exported import ExportedStream, exported_stream
-from keras_streams.files import check_output, write_files
+from keras_streams.files import check_output, filled_template, write_files
 from keras_streams.fixed_point import print_fixed
 from keras_streams.graph import functional_of
 from keras_streams.protocol import all_layers
@@ -457,10 +457,8 @@ def keras_outputs(model: Any, rows: Iterable[np.ndarray]) -> Iterator[np.ndarray
 
 def _test_program(source, x, expected):
     """Returns a C program that compares the steps with Keras' outputs."""
-    real, prefix, upper = source.real, source.prefix, source.prefix.upper()
+    real, prefix = source.real, source.prefix
     f = "f" if real == "float" else ""
-    suffix = "" if source.takes_token else f
-    read = "x[t]" if source.takes_token else f"x + t * {source.inputs}"
 
     def numbers(name, kind, values, suffix):
         values = ", ".join(
@@ -469,40 +467,26 @@ def _test_program(source, x, expected):
         text = textwrap.fill(values, 98, initial_indent="    ", subsequent_indent="    ")
         return f"static const {kind} {name}[] = {{\n{text}\n}};\n"
 
-    load = f"{prefix}_reset(&state);"
+    reset = f"{prefix}_reset(&state);"
     if source.weights is not None:
-        load = f"""\
+        reset = f"""\
 static {real} weights[{source.weight_bytes} / sizeof({real})];
     FILE *file = fopen("{prefix}.bin", "rb");
     if (!file || fread(weights, sizeof weights, 1, file) != 1)
         return 1;
     fclose(file);
     {prefix}_reset(&state, weights);"""
-    return f"""\
-/* Compares {prefix} with Keras: cc {prefix}.c {prefix}_test.c -lm && ./a.out */
-#include "{prefix}.h"
-
-#include <math.h>
-#include <stdio.h>
-
-{numbers("x", "int" if source.takes_token else real, x, suffix)}
-{numbers("expected", real, expected, f)}
-int main(void)
-{{
-    static {prefix}_state state;
-    {real} y[{upper}_OUTPUTS], largest = 0, difference = 0;
-    {load}
-    for (int t = 0; t < {len(x)}; t++) {{
-        {prefix}_step(&state, {read}, y);
-        for (int k = 0; k < {upper}_OUTPUTS; k++) {{
-            {real} wanted = expected[t * {upper}_OUTPUTS + k];
-            largest = fabs{f}(wanted) > largest ? fabs{f}(wanted) : largest;
-            if (!(fabs{f}(y[k] - wanted) <= difference) && !(wanted != wanted && y[k] != y[k]))
-                difference = fabs{f}(y[k] - wanted);
-        }}
-    }}
-    difference /= largest > 0 ? largest : 1;
-    printf("largest difference from Keras: %.1e of the largest output\\n", (double)difference);
-    return difference <= {_TOLERANCE[real]}{f} ? 0 : 1;
-}}
-"""
+    is_token = source.takes_token
+    values = {
+        "PREFIX": prefix,
+        "UPPER": prefix.upper(),
+        "REAL": real,
+        "F": f,
+        "X": numbers("x", "int" if is_token else real, x, "" if is_token else f),
+        "EXPECTED": numbers("expected", real, expected, f),
+        "RESET": reset,
+        "STEPS": str(len(x)),
+        "READ": "x[t]" if is_token else f"x + t * {source.inputs}",
+        "TOLERANCE": f"{_TOLERANCE[real]}{f}",
+    }
+    return filled_template("model_test.c", values)

@@ -1,8 +1,9 @@
-"""Atomic writes."""
+"""Atomic writes, and the templates of what is written."""
 
 import contextlib
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -129,6 +130,12 @@ def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Ite
         if not concerns_path:
             raise
         raise OSError(f"{path} could not be written: {error.strerror}") from error
+
+
+def filled_template(name: str, values: Mapping[str, str]) -> str:
+    """Returns a file beside this one, with values in place of words such as `@NAME@`."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return re.sub("@([A-Z]+)@", lambda match: values[match[1]], text)
 
 
 def sync_folder(folder: str | os.PathLike) -> None:

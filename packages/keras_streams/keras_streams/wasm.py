@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import shutil
 import subprocess
 import tempfile
@@ -14,95 +13,7 @@ import numpy as np
 from keras_streams.c import check_equal, proven_source
 from keras_streams.c_source import Source, comment_text
 from keras_streams.compiled import OPTIONS, ZIG, has_zig, write_source
-from keras_streams.files import check_output, write_files
-
-# An instance holds one stream: the state, x and y are in its memory.
-_GLUE = """
-#include "model.h"
-
-static model_state state;
-static float x[MODEL_INPUTS], y[MODEL_OUTPUTS];
-
-float *inputs(void) { return x; }
-float *outputs(void) { return y; }
-void reset(void) { model_reset(&state); }
-void step(void) { model_step(&state, x, y); }
-"""
-_GLUE_OF_TOKENS = """
-#include "model.h"
-
-static model_state state;
-static float y[MODEL_OUTPUTS];
-
-float *outputs(void) { return y; }
-void reset(void) { model_reset(&state); }
-void step(int token) { model_step(&state, token, y); }
-"""
-
-_MODULE = """\
-@COMMENT@
-// import { load } from "./@STEM@.mjs";
-// const stream = await load("@STEM@.wasm");  // a URL, or the file's bytes
-// const y = stream.step(x);                // @CALL@
-
-export const inputs = @INPUTS@;
-export const outputs = @OUTPUTS@;
-export const names = @NAMES@; // of the outputs; may be empty
-
-// Returns a new stream.
-export async function load(source) {
-  if (typeof source === "string" || source instanceof URL) {
-    const response = await fetch(source);
-    if (!response.ok) throw new Error(`${response.status} ${response.statusText}: ${source}`);
-    source = await response.arrayBuffer();
-  }
-  return Stream.of(await WebAssembly.compile(source));
-}
-
-class Stream {
-  static async of(module) {
-    const stream = new Stream();
-    stream.module = module;
-    stream.engine = (await WebAssembly.instantiate(module)).exports;
-    stream.engine._initialize();
-    const memory = stream.engine.memory.buffer;
-@BUFFER@    stream.y = new @ARRAY@(memory, stream.engine.outputs(), outputs);
-    stream.reset();
-    return stream;
-  }
-
-  // Reads one time step and returns the outputs.
-  step(x) {
-@READ@
-    return this.y.slice();
-  }
-
-  // Resets the stream.
-  reset() {
-    this.engine.reset();
-  }
-
-  // Returns another stream in the same state.
-  async clone() {
-    const other = await Stream.of(this.module);
-    new Uint8Array(other.engine.memory.buffer).set(new Uint8Array(this.engine.memory.buffer));
-    return other;
-  }
-}
-"""
-
-_BUFFER = "    stream.x = new @ARRAY@(memory, stream.engine.inputs(), inputs);\n"
-_READ_NUMBERS = """\
-    if (x.length !== inputs) {
-      throw new RangeError(`x must have ${inputs} numbers. Received: ${x.length}`);
-    }
-    this.x.set(x);
-    this.engine.step();"""
-_READ_TOKEN = """\
-    if (!Number.isInteger(x) || x < 0 || x >= inputs) {
-      throw new RangeError(`x must be a token id below ${inputs}. Received: ${x}`);
-    }
-    this.engine.step(x);"""
+from keras_streams.files import check_output, filled_template, write_files
 
 
 def write_wasm(
@@ -135,13 +46,13 @@ def compile_wasm(source: Source) -> bytes:
     Raises:
         RuntimeError: If the compiler fails.
     """
-    glue = _GLUE_OF_TOKENS if source.takes_token else _GLUE
     names = ["outputs", "reset", "step", *([] if source.takes_token else ["inputs"])]
     exports = [f"-Wl,--export={name}" for name in names]
     stack = 2**16 + -(-source.stack_bytes // 16) * 16
     with tempfile.TemporaryDirectory() as folder:
         code = write_source(source, folder)
-        code.with_name("glue.c").write_text(glue.replace("float", source.real))
+        glue = filled_template("glue.c", {"REAL": source.real})
+        code.with_name("glue.c").write_text(glue)
         command = [
             *ZIG,
             *("-target", "wasm32-wasi", "-mexec-model=reactor", "-mcpu=generic+simd128"),
@@ -167,10 +78,9 @@ def es_module(source: Source, stem: str) -> str:
         "OUTPUTS": str(source.outputs),
         "NAMES": json.dumps(source.names),
         "ARRAY": array,
-        "BUFFER": "" if source.takes_token else _BUFFER.replace("@ARRAY@", array),
-        "READ": _READ_TOKEN if source.takes_token else _READ_NUMBERS,
+        "TOKEN": "true" if source.takes_token else "false",
     }
-    return re.sub("@([A-Z]+)@", lambda match: values[match[1]], _MODULE)
+    return filled_template("model.mjs", values)
 
 
 _SCRIPT = """
