@@ -34,18 +34,7 @@ _FROM_DATA = ("vocabulary_size",)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A registered model, see `zoo.register`.
-
-    Attributes:
-        function: Function that returns the uncompiled model.
-        data, data_options: Name and options of the data set.
-        metric: Name of the published metric.
-        metrics: Function that returns the metrics of a sequence model, or None for its defaults.
-        channels: Number of input channels, or None for a language model.
-        training: `Training` of the paper, or a function that returns it.
-        fast: The same of this zoo's fast recipe, or None.
-        fast_arguments: {argument: value} of the fast recipe where it differs from the default.
-    """
+    """A registered model: a function, and the arguments of `zoo.register`."""
 
     function: Callable[..., keras.Model]
     data: str

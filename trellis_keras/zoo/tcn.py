@@ -408,27 +408,17 @@ def tcn_ptb(
     `activation="glu"` (Table 5), `filters=345` gives the same size.
 
     Args:
-        kernel_size: Positive integer, number of taps of the convolutions.
-        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ...
         filters: Positive integer, channels of all blocks but the last.
         embedding_dim: Positive integer, width of the embedding and the last block. The output
             matrix is tied to the embedding.
-        dropout: Dropout rate after each convolution.
-        dropout_kind: `"element"` drops individual values (the authors' code), `"spatial"` whole
-            channels of a row (the paper).
         input_dropout: Element-wise dropout rate of the embedded input.
-        activation: `"relu"`, or `"glu"` for the gated network of Table 5, which has nearly twice
-            the parameters at the same width.
         cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
             words sorted by decreasing frequency; `()` is a full softmax.
         initial_embedding: `"normal"`, N(0, 0.01), as in the authors' word-level programs, or
             `"uniform"`, U(-0.1, 0.1), as in the character-level program.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        **: As in `tcn_adding`.
 
     Returns:
         A compiled `LanguageModel`.
@@ -767,11 +757,7 @@ lstm_adding, gru_adding, rnn_adding = _baselines(
         dropout: Element-wise dropout rate of each layer's outputs.
         forget_bias: Initial bias of the forget gate, or `"chrono"`: biases with which the units
             remember for 2 to 600 steps, see `ChronoBias`.
-        seed: Seed of weights, dropouts and the order of sequences. Defaults to 0; None draws a new
-            one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        **: As in `tcn_adding`.
 
     Returns:
         A compiled `SequenceRegressor`.
@@ -927,18 +913,10 @@ lstm_ptb, gru_ptb, rnn_ptb = _baselines(
     Table 3's.
 
     Args:
-        layers: Positive integer, number of recurrent layers.
-        hidden_units: Positive integer, units of each layer.
         embedding_dim: Positive integer, width of the embedding. Must equal `hidden_units`, because
             the output matrix is tied to the embedding.
-        dropout: Element-wise dropout rate of each layer's outputs.
         forget_bias: Initial bias of the forget gate.
-        vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
-        vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        **: As in `lstm_adding` and `tcn_ptb`.
 
     Returns:
         A compiled `LanguageModel`.

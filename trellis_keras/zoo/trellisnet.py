@@ -440,19 +440,13 @@ def trellisnet_seq_mnist(
     authors' code: 120 + 10 units and 11 dilated levels, and its batch size, epochs and decay.
 
     Args:
-        hidden_units: Positive integer, hidden channels in addition to the output channels.
         output_units: Positive integer, output channels.
-        kernel_size: Positive integer, number of taps of the convolution.
         dilations: Dilation rate of each level.
         input_dropout, output_dropout: Element-wise dropout rates.
         hidden_dropout: Variational dropout rate of h in the convolution.
-        weight_dropout: DropConnect rate of the past taps.
-        weight_norm: Whether the kernels are weight-normalized.
         seed: Seed of weights, dropouts and the order of the images. Defaults to 0; None draws a new
             one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        **: As in `trellisnet_ptb`.
 
     Returns:
         A compiled `SequenceClassifier`.
