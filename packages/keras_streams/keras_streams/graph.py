@@ -18,6 +18,13 @@ from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
 
 Weights = Callable[[], Tensor]
+# Layers of Keras that are taken as the operations of their `call`, too.
+_OF_OPERATIONS = (
+    *(keras.layers.ZeroPadding1D, keras.layers.ZeroPadding2D, keras.layers.ZeroPadding3D),
+    *(keras.layers.Cropping1D, keras.layers.Cropping2D, keras.layers.Cropping3D),
+    *(keras.layers.UpSampling1D, keras.layers.UpSampling2D, keras.layers.UpSampling3D),
+    keras.layers.Permute,
+)
 _CONCATENATES = keras.layers.Concatenate, Concatenate
 
 
@@ -304,7 +311,8 @@ class _Walk:
         returns the functions, too.
         """
         layer = call.operation
-        if not self._traces or call.is_of_keras or not isinstance(layer, keras.Layer):
+        is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
+        if not (is_own and self._traces or isinstance(layer, _OF_OPERATIONS)):
             return None, []
         if call.arguments[1].get("training"):
             return None, []
@@ -313,7 +321,7 @@ class _Walk:
             return None, []
         layers = all_layers(layer)
         dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
-        if len(dtypes) > 1 or not all(x.built for x in layers):
+        if (len(dtypes) > 1 and layer.variables) or not all(x.built for x in layers):
             return None, []
         for length in dict.fromkeys([None, self._length]):
             function, values = _traced(call, layers, length)

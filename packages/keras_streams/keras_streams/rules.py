@@ -569,21 +569,11 @@ def _pooling(call, signal):
 # Changes of the time axis
 
 
-@_streams(keras.layers.UpSampling1D, keras.layers.UpSampling2D, keras.layers.UpSampling3D)
-def _up_sampling(call, signal):
-    layer, rank = call.operation, len(signal.shape)
-    if getattr(layer, "interpolation", "nearest") != "nearest":
-        raise call.refusal('its samples depend on later steps. Use interpolation="nearest".')
-    _check_axes(call, signal, rank)
-    time, *sizes = _sizes(layer.size, signal)
-
-    def of_sample(x):
-        for axis, size in enumerate(sizes, 2):
-            x = ops.repeat(x, size, axis=axis) if size > 1 else x
-        return x
-
-    up = _repeated(call, signal, time)
-    return Chain([up, Each(up.outputs[0], of_sample, _resized(call, up.outputs[0]))])
+def _resized(call, signal):
+    """Returns the output of a call at the steps of a signal, with its time axis."""
+    shape = list(call.specs[0].shape[1:])
+    del shape[signal.axis - 1]
+    return dataclasses.replace(signal, shape=tuple(shape))
 
 
 def _repeated(call, signal, size, zeros=False):
@@ -593,13 +583,6 @@ def _repeated(call, signal, size, zeros=False):
         return ops.stack([x, *[ops.zeros_like(x) if zeros else x] * (size - 1)], axis=2)
 
     return Split(call, signal, signal, size, function)
-
-
-def _resized(call, signal):
-    """Returns the output of a call at the steps of a signal, with its time axis."""
-    shape = list(call.specs[0].shape[1:])
-    del shape[signal.axis - 1]
-    return dataclasses.replace(signal, shape=tuple(shape))
 
 
 @_streams(numpy_ops.Repeat)
@@ -620,25 +603,19 @@ def _of_layout(signal, function, axis=None):
     return lambda x: from_axis(function(to_axis(x, signal.axis)), axis)
 
 
-@_streams(
-    *(keras.layers.ZeroPadding1D, keras.layers.ZeroPadding2D, keras.layers.ZeroPadding3D),
-    numpy_ops.Pad,
-)
-def _padding(call, signal):
-    operation, value, mode = call.operation, 0.0, "constant"
-    if isinstance(operation, numpy_ops.Pad):
-        widths, mode = [tuple(pair) for pair in operation.pad_width], operation.mode
-        widths = widths * (2 + len(signal.shape)) if len(widths) == 1 else widths
-        value = float(call.argument(1, "constant_values") or 0.0)
-    else:
-        padding = operation.padding
-        widths = [(0, 0), *(padding if len(signal.shape) > 1 else [padding]), (0, 0)]
+@_streams(numpy_ops.Pad)
+def _pad(call, signal):
+    operation = call.operation
+    widths = [tuple(pair) for pair in operation.pad_width]
+    widths = widths * (2 + len(signal.shape)) if len(widths) == 1 else widths
     left, right = widths[signal.axis]
-    if widths[0] != (0, 0) or (mode != "constant" and (left or right)):
+    if widths[0] != (0, 0) or (operation.mode != "constant" and (left or right)):
         raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
+    value = float(call.argument(1, "constant_values") or 0.0)
     length = None if signal.length is None else signal.length + left + right
     others = [*widths[: signal.axis], (0, 0), *widths[signal.axis + 1 :]]
-    options = {"constant_values": value} if mode == "constant" else {"mode": mode}
+    is_constant = operation.mode == "constant"
+    options = {"constant_values": value} if is_constant else {"mode": operation.mode}
     of_sample = _of_layout(signal, lambda x: ops.pad(x, others, **options))
     is_wider = any(map(any, others))
     return Window(
@@ -649,19 +626,6 @@ def _padding(call, signal):
         length=length,
         padding=value,
     )
-
-
-@_streams(keras.layers.Cropping1D, keras.layers.Cropping2D, keras.layers.Cropping3D)
-def _cropping(call, signal):
-    cropping = call.operation.cropping
-    cropping = cropping if len(signal.shape) > 1 else [cropping]
-    _check_axes(call, signal, len(cropping))
-    left, right = cropping[signal.axis - 1]
-    length = None if signal.length is None else signal.length - left - right
-    kept = [slice(a, None if b == 0 else -b) for a, b in cropping]
-    kept[signal.axis - 1] = slice(None)
-    of_sample = _of_layout(signal, lambda x: x[(slice(None), *kept)])
-    return Window(call, signal, lambda w: of_sample(_only(w)), left=-left, length=length)
 
 
 def _concatenate(call, signals):
@@ -686,18 +650,14 @@ def _concatenate(call, signals):
     return Window(call, signal, _only, left=left, length=length, padding=float(numbers[0]))
 
 
-@_streams(keras.layers.Permute, numpy_ops.Transpose, numpy_ops.Swapaxes, numpy_ops.Moveaxis)
+@_streams(numpy_ops.Transpose, numpy_ops.Swapaxes, numpy_ops.Moveaxis)
 def _transpose(call, signal):
     rank = 2 + len(signal.shape)
     probe = np.empty(range(2, 2 + rank))  # each axis has a size of its own
-    operation = call.operation
-    if isinstance(operation, keras.layers.Permute):
-        moved = probe.transpose(0, *operation.dims)
-    else:
-        moved = ops.convert_to_numpy(operation(ops.convert_to_tensor(probe)))
+    moved = call.operation(ops.convert_to_tensor(probe))
     if moved.shape[0] != 2:
         raise call.refusal("it moves the axis of the batch.")
-    axis = moved.shape.index(2 + signal.axis)
+    axis = tuple(moved.shape).index(2 + signal.axis)
 
     def function(x):
         (y,) = call.of_model([x])
