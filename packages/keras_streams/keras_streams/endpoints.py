@@ -166,10 +166,16 @@ def graph_endpoints(stream):
     inputs = _names("inputs", stream.inputs, {})
     outputs = _names("outputs", stream.graph.outputs, inputs)
 
-    def field(signal, *axes):
+    def field(signal, shape):
         is_integer = keras.backend.is_int_dtype(signal.dtype)
         dtype = "int32" if is_integer else at_least_float32(signal.dtype)
-        return Field(dtype, ("batch", *axes, *signal.shape))
+        return Field(dtype, ("batch", *shape))
+
+    def whole_field(signal, time):
+        shape = list(signal.shape)
+        if signal.has_time:
+            shape.insert(signal.axis - 1, time)
+        return field(signal, shape)
 
     def read(tensors):
         xs = [ops.cast(tensors[name], signal.dtype) for name, signal in of_inputs.items()]
@@ -194,14 +200,15 @@ def graph_endpoints(stream):
     }
     whole = Endpoint(
         serving_default,
-        {name: field(signal, "time") for name, signal in of_inputs.items()},
-        {n: field(s, *(["steps"] if s.has_time else [])) for n, s in of_outputs.items()},
+        {name: whole_field(signal, "time") for name, signal in of_inputs.items()},
+        {name: whole_field(signal, "steps") for name, signal in of_outputs.items()},
     )
     blocks = {name: [s.block] if s.block > 1 else [] for name, s in of_outputs.items()}
     one = Endpoint(
         step,
-        {name: field(signal) for name, signal in of_inputs.items()} | cache.fields,
-        {name: field(s, *blocks[name]) for name, s in of_outputs.items()} | cache.fields,
+        {name: field(s, s.shape) for name, s in of_inputs.items()} | cache.fields,
+        {name: field(s, (*blocks[name], *s.shape)) for name, s in of_outputs.items()}
+        | cache.fields,
     )
     return [whole, cache.endpoint(), one]
 

@@ -344,12 +344,20 @@ def _block(part, x):
 def _each_step_alone(stream, planned, inputs, signals):
     """Yields the pairs of an operation that gets all steps together, and each of them alone."""
     call, part, rng = planned.call, planned.part, np.random.default_rng(1)
+    steps = next(x.shape[1] for x, s in zip(inputs, signals, strict=True) if not s.is_static)
+
+    def repeated(xs):
+        """Repeats the inputs without a time axis for each step."""
+        pairs = zip(xs, signals, strict=True)
+        return [ops.repeat(x[:, :1], steps, axis=1) if s.is_static else x for x, s in pairs]
+
+    inputs = repeated(inputs)
     changes = [lambda x: x]
     if not isinstance(call.operation, keras.layers.Embedding):
         noise = [rng.normal(size=x.shape) for x in inputs]
         changes += [np.asarray, np.abs]
     if not call.is_of_keras:
-        missing = rng.random(size=(1, inputs[0].shape[1])) < 0.1
+        missing = rng.random(size=(1, steps)) < 0.1
         missing[:, 0] = False  # the only step of inputs without a time axis
         changes.append(lambda x: np.where(missing.reshape(1, -1, *[1] * (x.ndim - 2)), np.nan, x))
     for change in changes:
@@ -358,10 +366,7 @@ def _each_step_alone(stream, planned, inputs, signals):
             pairs = zip(inputs, noise, strict=True)
             is_float = keras.backend.is_float_dtype
             xs = [ops.cast(change(z), x.dtype) if is_float(x.dtype) else x for x, z in pairs]
-            xs = [
-                ops.repeat(x[:, :1], x.shape[1], axis=1) if signal.is_static else x
-                for x, signal in zip(xs, signals, strict=True)
-            ]
+            xs = repeated(xs)
         together = call(xs)
         try:
             alone = _alone(stream, call, xs)

@@ -52,11 +52,13 @@ def test_a_square_has_its_time_axis_where_the_operations_put_it():
 def test_inputs_without_time():
     x, static = keras.Input((None, 3), name="x"), keras.Input((4,), name="static")
     context = layers.Dense(3, activation="tanh")(static)
-    y = layers.Conv1D(3, 3, padding="same")(x) * ops.expand_dims(context, 1)
+    y = layers.Conv1D(3, 3)(layers.ZeroPadding1D(1)(x)) * ops.expand_dims(context, 1)
     y = layers.GRU(3, return_sequences=True)(y, initial_state=context)
     model = keras.Model({"static": static, "x": x}, y)
     stream = check_equal(model, [noise(2, 4), noise(2, 9, 3)])
     assert stream.delay == 1
+    y = layers.UpSampling1D(2)(layers.Conv1D(3, 2)(x)) + ops.expand_dims(context, 1)
+    check_equal(keras.Model([x, static], y), [noise(2, 9, 3), noise(2, 4)])
 
 
 def test_inputs_without_time_are_repeated_for_each_step():
