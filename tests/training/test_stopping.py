@@ -18,6 +18,7 @@ from trellis_keras.training import (
     restore,
 )
 from trellis_keras.training.history import read_history
+from trellis_keras.training.stopping import EpochInterrupted
 
 # A lost loss
 
@@ -151,6 +152,24 @@ def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected, monkeyp
     clock.now += lost_before
     assert epochs_until_stopped(limit, clock) == expected
     assert limit.stopped == (expected < 6)
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(49, 3), (50, 4)])
+def test_another_two_batches_must_fit(seconds, batches, monkeypatch):
+    """Of ten seconds each."""
+    clock, saved = Clock(), []
+    monkeypatch.setattr(CLOCK, clock)
+    checkpoint = types.SimpleNamespace(save_within_epoch=lambda: saved.append(clock.now))
+    limit = TimeLimit(seconds, checkpoint=checkpoint)
+    limit.set_params({"epochs": 1, "steps": 9})
+    limit.on_train_begin()
+    limit.on_epoch_begin(0)
+    with pytest.raises(EpochInterrupted):
+        for batch in range(9):
+            limit.on_train_batch_begin(batch)
+            clock.now += 10
+            limit.on_train_batch_end(batch)
+    assert saved == [100 + 10 * batches]
 
 
 @pytest.mark.parametrize(("epochs", "others"), [([10, 10], 1), ([10], None)])

@@ -52,6 +52,12 @@ def test_biases_and_batch_normalization_become_part_of_a_product():
     assert len(op.matrices) == 2 and np.any(op.args[0])
 
 
+def test_a_scale_becomes_part_of_a_product():
+    _, groups = program_of(lambda x: 3.0 * layers.Dense(4, kernel_initializer="ones")(x))
+    ((op,),) = groups
+    np.testing.assert_array_equal(op.matrices[0], 3)
+
+
 def test_equal_operations_are_computed_once():
     _, groups = program_of(lambda x: ops.exp(x) + ops.log(ops.exp(x)))
     assert [op.name for op in groups[0]] == ["Exp", "Log", "Add"]
