@@ -20,6 +20,10 @@ def random_walk(rng, n):
     return rng.normal(size=n).cumsum()
 
 
+def growing_variance(rng, n):
+    return 100 * np.exp(0.1 * random_walk(rng, n))
+
+
 def seasonal(rng, n):
     return 100 + 10 * np.sin(np.arange(n) * np.pi / 6) + autoregression(rng, n)
 
@@ -34,7 +38,9 @@ def long_jumps(rng, n):
     return jumps(rng, n, 100)
 
 
-@pytest.mark.parametrize("make", [autoregression, random_walk, seasonal, jumps, long_jumps])
+@pytest.mark.parametrize(
+    "make", [autoregression, random_walk, growing_variance, seasonal, jumps, long_jumps]
+)
 def test_bands_hold_at_their_level(make):
     """80 % of the values after 60 independent series, all steps and origins alike."""
     rng, n = np.random.default_rng(0), 240
@@ -53,6 +59,13 @@ def test_bands_hold_at_their_level(make):
     ]
     assert 0.74 <= inside[0] <= 0.9
     assert inside[1] >= 0.9
+
+
+def test_bands_of_logarithms_are_wider_above():
+    y = np.exp(0.02 * np.arange(300) + 0.3 * np.random.default_rng(0).normal(size=300))
+    found = Forecasts(HORIZON).fit(pd.Series(y)).predict()
+    below, above = found["ours"] - found["ours-lo-80"], found["ours-hi-80"] - found["ours"]
+    assert (above > 1.1 * below).all() and (found["ours-lo-80"] > 0).all()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
