@@ -253,6 +253,7 @@ def nhits(y, origins, candidates, horizon):
     net = models.NHITS(
         h=horizon,
         input_size=window,
+        windows_batch_size=min(first, 1_024),
         scaler_type="robust",
         max_steps=500,
         val_check_steps=50,
