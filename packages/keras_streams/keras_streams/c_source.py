@@ -577,7 +577,7 @@ class Printer:
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
         sums = (re.fullmatch(r"(?:product|convolution)_(\d+)", name) for name in self.functions)
         widest = max((int(found[1]) for found in sums if found), default=0)
-        stack_bytes = widest * _BYTES[self.real]
+        stack_bytes = self.bytes_of_sums(widest)
         in_file = {
             n: a for n, (kind, a) in self.arrays.items() if self.in_file and kind == self.real
         }
@@ -695,6 +695,10 @@ class Printer:
     def initial(self, b, data):
         """Returns the initial values of a state in its type."""
         return data.astype(b.dtype)
+
+    def bytes_of_sums(self, columns):
+        """Returns the size of the sums of a product on the stack."""
+        return columns * _BYTES[self.real]
 
     def more_declarations(self):
         return ""

@@ -8,7 +8,6 @@ that is closer, a table has 32 values for each power of two, as for a function o
 """
 
 import collections
-import dataclasses
 import math
 from typing import Any
 
@@ -17,27 +16,25 @@ import numpy as np
 from keras_streams import passes
 from keras_streams.c_source import HELPERS, TYPES, Printer, Source, wrapped
 from keras_streams.cells import Buffer, Op, Program, grid, pieces
+from keras_streams.fixed_maps import MEAN_BITS, WIDE_BITS, Body, fractional_bits
 from keras_streams.lower import MAPS
 from keras_streams.statements import Number, Place
 
-_SEGMENTS = 512  # in a table
-_PER_POWER = 32  # segments for each power of two, in the other kind of table
-_GOOD_ENOUGH = 32  # of 32767, error of a table
-_SCALE_BITS = 24  # of the largest scale in a matrix
-_HEADROOM = 1.25  # for inputs larger than the representative ones
 _HUGE = 1e30  # larger numbers stand for infinity, and saturate
-_WIDE_BITS = 30  # of a number with 32 bits
-_MEAN_BITS = 46  # of a mean over all steps: the share of one among 2^30 steps counts
 _FAR = 12  # below all finite values, stands for minus infinity: its exponential is 0 in 16 bits
-_TABULATED = {
-    *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt", "Power"),
-    *("Sin", "Cos", "Divide", "Reciprocal", "Mod"),
-}
+_MANY_ROWS = 40  # of a product: then vectors are along the rows, in few columns from 12 on
+_BLOCK = 64  # columns
 
 _HELPERS = {name: HELPERS[name] for name in ("copy", "pick", "remainder_of", "row")} | {
     "clip16": """
 /* Clips to 16 bits without INT16_MIN, which marks no output. */
-static inline int16_t clip16(int64_t x)
+static inline int16_t clip16(int32_t x)
+{
+    return (int16_t)(x < -32767 ? -32767 : x > 32767 ? 32767 : x);
+}
+""",
+    "clip16_long": """
+static inline int16_t clip16_long(int64_t x)
 {
     return (int16_t)(x < -32767 ? -32767 : x > 32767 ? 32767 : x);
 }
@@ -63,6 +60,14 @@ static inline int64_t align(int64_t x, int shift)
     return shift > 0 ? (x + ((int64_t)1 << (shift - 1))) >> shift : x * ((int64_t)1 << -shift);
 }
 """,
+    "raised": """
+/* x * 2^shift, or the largest number with 62 bits. */
+static inline int64_t raised(int64_t x, int shift)
+{
+    const int64_t most = ((int64_t)1 << 61) >> shift;
+    return (x < -most ? -most : x > most ? most : x) * ((int64_t)1 << shift);
+}
+""",
     "shifted": """
 /* x / 2^shift, rounded, for numbers of 16 bits and products of two. */
 static inline int32_t shifted(int32_t x, int shift)
@@ -70,19 +75,84 @@ static inline int32_t shifted(int32_t x, int shift)
     return shift > 0 ? (x + (1 << (shift - 1))) >> shift : x * (1 << -shift);
 }
 """,
-    "product": """
-/* y = start + x w, with a scale for each of the n columns; bias and start may be NULL. */
-static void product(
-    int16_t *y, int n, const int16_t *start, int start_shift, const int16_t *x, int rows,
-    const int8_t *w, const int32_t *bias, const int32_t *scale, int shift)
+    "scaled": """
+/* sum * scale / 2^(15 + shift), rounded, for a scale of 15 bits. */
+static inline int32_t scaled(int32_t sum, int32_t scale, int shift)
 {
-    for (int k = 0; k < n; k++, w += rows) {
-        int32_t sum = bias ? bias[k] : 0;
-        for (int i = 0; i < rows; i++)
-            sum += x[i] * w[i];
-        const int64_t more = start ? align(start[k], start_shift) : 0;
-        y[k] = clip16((((int64_t)sum * scale[k] + ((int64_t)1 << (shift - 1))) >> shift) + more);
+    const int32_t part = (sum >> 15) * scale + (((sum & 32767) * scale) >> 15);
+    return shifted(shift < 0 ? clip16(part) : part, shift);
+}
+""",
+    "columns": """
+/* Columns at a time, whose sums are in registers: a core of Cortex-M has few. */
+#if defined __ARM_ARCH_PROFILE && __ARM_ARCH_PROFILE == 'M'
+#define BLOCK 8
+#else
+#define BLOCK 64
+#endif
+
+/* Columns k to k + m <= k + BLOCK of y = start + x w; w has n columns. */
+static inline void columns(
+    int k, int m, int n, int16_t *y, const int16_t *start, int start_shift, const int16_t *x,
+    int rows, const int8_t *w, const int16_t *scale, int shift)
+{
+    int32_t sum[BLOCK];
+    for (int j = 0; j < m; j++)
+        sum[j] = 0;
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < m; j++)
+            sum[j] += x[i] * w[i * n + k + j];
+    for (int j = 0; j < m; j++)
+        sum[j] = scaled(sum[j], scale[k + j], shift);
+    if (start)
+        for (int j = 0; j < m; j++)
+            sum[j] += shifted(start[k + j], start_shift);
+    for (int j = 0; j < m; j++)
+        y[k + j] = clip16(sum[j]);
+}
+""",
+    "product_N": """
+/* y = start + x w, with a scale for each column; start may be NULL. */
+static void product_N(
+    int16_t *y, const int16_t *start, int start_shift, const int16_t *x, int rows,
+    const int8_t *w, const int16_t *scale, int shift)
+{
+    int k = 0;
+    for (; k + BLOCK <= N; k += BLOCK)
+        columns(k, BLOCK, N, y, start, start_shift, x, rows, w, scale, shift);
+    if (N % BLOCK)
+        columns(k, N % BLOCK, N, y, start, start_shift, x, rows, w, scale, shift);
+}
+""",
+    "some_columns": """
+/* Columns k to k + m of y = start + x w, for many rows; w has one column after the other. */
+static inline void some_columns(
+    int k, int m, int16_t *y, const int16_t *start, int start_shift, const int16_t *x, int rows,
+    const int8_t *w, const int16_t *scale, int shift)
+{
+    int32_t sum[4] = {0};
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < m; j++)
+            sum[j] += x[i] * w[(k + j) * rows + i];
+    for (int j = 0; j < m; j++) {
+        const int32_t more = start ? shifted(start[k + j], start_shift) : 0;
+        y[k + j] = clip16(scaled(sum[j], scale[k + j], shift) + more);
     }
+}
+""",
+    "rows_product": """
+/* y = start + x w, with a scale for each of the n columns; start may be NULL. */
+static void rows_product(
+    int n, int16_t *y, const int16_t *start, int start_shift, const int16_t *x, int rows,
+    const int8_t *w, const int16_t *scale, int shift)
+{
+    int k = 0;
+    for (; k + 4 <= n; k += 4)
+        some_columns(k, 4, y, start, start_shift, x, rows, w, scale, shift);
+    if (n % 4)
+        some_columns(k, n % 4, y, start, start_shift, x, rows, w, scale, shift);
 }
 """,
     "wide_product": """
@@ -109,7 +179,7 @@ static void sum_products(
         int64_t sum = 0;
         for (int k = 0; k < terms; k++)
             sum += a[k * a_term + i * a_step] * b[k * b_term + i * b_step];
-        y[i] = clip16(align(sum, shift));
+        y[i] = clip16_long(align(sum, shift));
     }
 }
 """,
@@ -282,6 +352,7 @@ def _run(op, memory, observe):
             y = MAPS[op.name].numpy(*args)
     elif op.kind == "product":
         y = args[0]
+        observe(b, y)
         for vector, matrix in zip(args[1:], op.matrices, strict=True):
             y = y + np.einsum("rib,io->rob", vector, matrix)
             observe(b, y)  # also of partial sums
@@ -396,8 +467,7 @@ def _read_in_16(program, groups, wide):
     return found
 
 
-_SIZES = {"int8": 16, "int16": 16, "int32": 32, "fixed64": 64}
-_LIMITS = {"int8": 15, "int16": 15, "int32": _WIDE_BITS, "fixed64": _MEAN_BITS}
+_LIMITS = {"int8": 15, "int16": 15, "int32": WIDE_BITS, "fixed64": MEAN_BITS}
 
 
 class _Groups:
@@ -417,25 +487,6 @@ class _Groups:
             self._parents[a] = b
 
 
-def _bits(largest, limit=15):
-    """Returns the most fractional bits with which values up to `largest` fit into 16 bits.
-
-    With a `limit` of 30, into 32 bits.
-    """
-    if largest == 0:
-        return 15
-    return min(math.floor(math.log2((2**limit - 1) / (_HEADROOM * largest))), limit + 15)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Number:
-    """An element as C: its text, its fractional bits, and how many bits it has."""
-
-    text: str
-    bits: int
-    size: int = 16
-
-
 class _FixedPrinter(Printer):
     helpers = _HELPERS
     nothing = "INT16_MIN"
@@ -448,6 +499,9 @@ class _FixedPrinter(Printer):
         self.front: list[Op] = []
         self._find_front(program, groups)
         super().__init__(program, groups, prefix, "int16_t", about)
+
+    def bytes_of_sums(self, columns):
+        return 4 * min(columns, _BLOCK)
 
     # Ranges
 
@@ -534,13 +588,16 @@ class _FixedPrinter(Printer):
         """Returns the fractional bits of a buffer."""
         if b.kind == "constant":
             values = np.abs(np.asarray(b.data, "float64"))
-            return _bits(float(np.max(values, initial=0.0, where=values < _HUGE)))
-        largest = self.largest.get(self.shared.of(b), 0.0)
-        return _bits(largest, _LIMITS[b.dtype])
+            return fractional_bits(float(np.max(values, initial=0.0, where=values < _HUGE)))
+        return fractional_bits(self.largest_of(b), _LIMITS[b.dtype])
 
-    def bits_in_16(self, b):
-        """Returns the fractional bits of a buffer's numbers in a table."""
-        return _bits(self.largest.get(self.shared.of(b), 0.0))
+    def range_of(self, b):
+        """Returns the smallest and largest value of a buffer."""
+        return self.ranges.get(self.shared.of(b), (0.0, 0.0))
+
+    def largest_of(self, b):
+        """Returns the largest absolute value of a buffer."""
+        return self.largest.get(self.shared.of(b), 0.0)
 
     def _find_front(self, program, groups):
         """Finds the maps of the inputs alone, such as a standardization, for `quantize`."""
@@ -581,39 +638,6 @@ class _FixedPrinter(Printer):
         dtype = {"int16_t": "int16", "int32_t": "int32"}[kind]
         return self.table(np.clip(np.rint(values), *limits).astype(dtype), scope, name, kind)
 
-    def curve(self, function, bits, y_bits, low, high, name):
-        """Returns the function that interpolates a table, and the table's name.
-
-        Args:
-            function: Function of one array.
-            bits, y_bits: Fractional bits of the variable and of the function.
-            low, high: Range of the variable on representative inputs.
-            name: Name of the function.
-        """
-
-        def values(places):
-            with np.errstate(all="ignore"):
-                found = np.nan_to_num(function(places)) * 2.0**y_bits
-            return np.clip(np.rint(found), -32768, 32767)
-
-        ends = (int(np.clip(np.rint(end * 2.0**bits), -32767, 32767)) for end in (low, high))
-        first, last = ends
-        x = np.arange(first, last + 1) / 2.0**bits
-        even = np.linspace(-32768, 32768, _SEGMENTS + 1) / 2.0**bits
-        q = np.arange(11 * _PER_POWER + 1)
-        shift = np.maximum(q // _PER_POWER - 1, 0)
-        q = (q - _PER_POWER * shift) << shift
-        powers = np.concatenate([-q[:0:-1], q]) / 2.0**bits
-        errors = [
-            np.max(np.abs(np.interp(x, places, values(places)) - values(x)), initial=0)
-            for places in (even, powers)
-        ]
-        # A table of powers is larger, and slower to read.
-        is_even = errors[0] <= max(4 * errors[1], _GOOD_ENOUGH)
-        table = values(even if is_even else powers).astype("int16")
-        called = self.use("function" if is_even else "function_by_powers")
-        return called, self.table(table, "", f"{name}_table", "int16_t")
-
     # Operations
 
     def product(self, op):
@@ -623,46 +647,41 @@ class _FixedPrinter(Printer):
         start, *operands = op.args
         rows, n = start.shape
         y, y_bits = self.pointer(op.buffer, 0), self.bits(op.buffer)
-        name = self.use("product")
-        known = self.program.values(start)
-        bias = None if known is None or not np.any(known) else known
-        if bias is not None and np.any(bias != bias[0]):
-            bias, more = None, (self.quantized(known, y_bits, op.scope, "start"), n, 0)
-        elif known is None:
+        known, more = self.program.values(start), ("NULL", 0, 0)
+        if known is None:
             (p,) = pieces(self.program, start)
             more = self.pointer(p.buffer, p.offset), n, self.bits(p.buffer) - y_bits
-        else:
-            more = "NULL", 0, 0
-        for i, (cells, matrix) in enumerate(zip(operands, op.matrices, strict=True)):
-            parts, step = passes.rows_of(self.program, cells)
-            (p,) = parts
+        elif np.any(known):
+            same = np.all(known == known[0])
+            bias = self.quantized(known[0] if same else known, y_bits, op.scope, "bias")
+            more = bias, 0 if same else n, 0
+        for cells, matrix in zip(operands, op.matrices, strict=True):
+            ((p,), step) = passes.rows_of(self.program, cells)
             x_bits = self.bits(p.buffer)
             matrix = matrix.astype("float64")
             scale = np.max(np.abs(matrix), axis=0) / 127
             scale = np.maximum(scale, np.sum(np.abs(matrix), axis=0) / 2**15)
-            if bias is not None:
-                scale = np.maximum(scale, np.abs(bias[0]) * 2.0**x_bits / 2**29)
-            scale = np.where(scale > 0, scale, 1.0)
-            unit = 2.0 ** (_SCALE_BITS - math.floor(math.log2(np.max(scale))))
-            shift = round(math.log2(unit)) + x_bits - y_bits
-            if not 0 < shift < 63:
+            scale = np.where(scale > 0, scale, np.max(scale) or 1.0)
+            shift = x_bits - y_bits - math.frexp(np.max(scale))[1]
+            if not (-15 < shift < 30 and -15 < more[2] < 31):
                 raise ValueError(
                     f"The weights of {op.scope} are too large or too small for 8 bits."
                 )
-            w = np.rint(matrix / scale).astype("int8").T
+            w = np.rint(matrix / scale).astype("int8")
+            scales = np.rint(np.minimum(scale * 2.0 ** (shift + 15 + y_bits - x_bits), 32767))
+            scales = self.table(scales.astype("int16"), op.scope, "scale", "int16_t")
+            if p.size < (_MANY_ROWS if n >= 16 else 12):
+                name = self.use("product_N", N=n)
+            else:
+                name, w = self.use("rows_product"), w.T
             w = self.table(w, op.scope, "kernel", "int8_t")
-            table = "NULL"
-            if bias is not None and i == 0:
-                rounded = np.rint(bias[0] / (scale * 2.0**-x_bits)).astype("int32")
-                table = self.table(rounded, op.scope, "bias", "int32_t")
-            scales = np.rint(scale * unit).astype("int32")
-            scales = self.table(scales, op.scope, "scale", "int32_t")
+            columns = f"{n}, " if name == "rows_product" else ""
             x = self.pointer(p.buffer, p.offset)
-            text = f"{name}(%s, {n}, %s, %s, %s, {p.size}, %s, %s, %s, %s);"
-            start_shift, shift = (Number(by, "shift") for by in (more[2], shift))
-            pointers = (y, n), more[:2], (start_shift, 0), (x, step)
-            tables = ((value, 0) for value in (w, table, scales, shift))
-            self.rows_loop(op, rows, text, *pointers, *tables)
+            shifts = (Number(by, "shift") for by in (more[2], shift))
+            start_shift, shift = ((by, 0) for by in shifts)
+            text = f"{name}({columns}%s, %s, %s, %s, {p.size}, %s, %s, %s);"
+            pointers = (y, n), more[:2], start_shift, (x, step), (w, 0), (scales, 0), shift
+            self.rows_loop(op, rows, text, *pointers)
             more = y, n, 0
 
     def wide_product(self, op):
@@ -675,7 +694,9 @@ class _FixedPrinter(Printer):
         for cells, matrix in zip(operands, op.matrices, strict=True):
             ((p,), step) = passes.rows_of(self.program, cells)
             matrix = matrix.astype("float64")
-            w_bits = np.array([_bits(largest) for largest in np.max(np.abs(matrix), axis=0)])
+            w_bits = np.array(
+                [fractional_bits(largest) for largest in np.max(np.abs(matrix), axis=0)]
+            )
             w = np.clip(np.rint(matrix * 2.0**w_bits), -32767, 32767).astype("int16").T
             w = self.table(w, op.scope, "kernel", "int16_t")
             shifts = np.clip(w_bits + self.bits(p.buffer) - y_bits, -30, 62).astype("int8")
@@ -692,7 +713,7 @@ class _FixedPrinter(Printer):
         for cells in op.args:
             values = self.program.values(cells)
             if values is not None:
-                own = _bits(float(np.max(np.abs(values))))
+                own = fractional_bits(float(np.max(np.abs(values))))
                 table = self.quantized(values, own, op.scope, "kernel")
                 arguments.append((table, n, 1))
             else:
@@ -715,7 +736,7 @@ class _FixedPrinter(Printer):
         kinds = {"Y": TYPES[op.buffer.dtype], "X": TYPES[found.buffer.dtype]}
         if op.buffer.dtype == "int64":
             raise ValueError("A sum of integers has no integer version.")
-        clip = "clip32" if op.buffer.dtype == "int32" else "clip16"
+        clip = "clip32" if op.buffer.dtype == "int32" else "clip16_long"
         name = f"reduce_{op.name}_{kinds['X']}_{kinds['Y']}"
         if name not in self.functions:
             self.use(clip), self.use("align")
@@ -779,7 +800,7 @@ class _FixedPrinter(Printer):
 
     def statements_of(self, group, mine, parameters, cut):
         """Returns the lines for one element of a group, and its outputs."""
-        body = _Body(self, group, mine, parameters, cut)
+        body = Body(self, group, parameters, cut)
         return body.lines, body.outputs
 
     # Inputs and outputs
@@ -864,332 +885,3 @@ class _FixedPrinter(Printer):
         body = "\n".join(wrapped("    ", line) for line in lines)
         code.append(f"void {name}_quantize(const float *x, int16_t *q)\n{{\n{body}\n}}")
         return "\n\n".join(code)
-
-
-class _Body:
-    """Translates a group of maps to integer statements for one element.
-
-    Attributes:
-        lines: The statements.
-        outputs: Dict from name to (C type, pointer) of the results that are kept.
-    """
-
-    def __init__(self, printer, group, mine, parameters, cut):
-        self.printer, self.program = printer, printer.program
-        self.group, self.mine, self.parameters, self.cut = group, mine, parameters, cut
-        self.lines, self.outputs, self.found = [], {}, {}
-        self.ops = {op.buffer: op for op in group}
-        self.variables = {}  # buffer: the operands that it depends on
-        self.curved = {}  # buffer: whether a tabulated function is among its operations
-        for op in group:
-            depends, curved = set(), op.name in _TABULATED
-            if op.name == "Divide":
-                curved = self.uniform(op.args[1]) is None
-            for cells in op.args:
-                if self.uniform(cells) is not None:
-                    continue
-                b = self.owner(cells)
-                depends |= self.variables[b] if b in self.ops else {self.key(cells)}
-                curved |= b in self.ops and self.curved[b]
-            self.variables[op.buffer], self.curved[op.buffer] = depends, curved
-        for op in group:
-            if op.buffer in printer.kept:
-                self.store(op)
-
-    def owner(self, cells):
-        return self.program.owner(int(cells[self.cut[0]]))
-
-    def key(self, cells):
-        a, b = self.cut
-        (p,) = pieces(self.program, cells[a:b])
-        return p.buffer, p.offset, p.stride if b - a > 1 else 0
-
-    def uniform(self, cells):
-        """Returns the value of a constant operand, or None."""
-        values = self.program.values(cells[self.cut[0] : self.cut[1]])
-        same = values is not None and (np.all(values == values[0]) or np.all(np.isnan(values)))
-        return float(values[0]) if same else None
-
-    def store(self, op):
-        b, name = op.buffer, f"y{len(self.outputs)}"
-        kind = TYPES[b.dtype]
-        if b.dtype in ("int64", "bool"):
-            text = self.whole(op)
-        elif op.name == "Where" and self.uniform(op.args[2]) != self.uniform(op.args[2]):
-            # Nothing, at steps without an output.
-            test, value = self.condition(op.args[0]), self.operand(op.args[1])
-            text = f"{test} ? {self.clipped(self.aligned(value, self.bits(b)), b)} : INT16_MIN"
-        else:
-            value = self.value(op)
-            text = self.aligned(value, self.bits(b))
-            if value.bits != self.bits(b) or value.size != _SIZES[b.dtype]:
-                text = self.clipped(text, b)
-        self.outputs[name] = kind, self.printer.pointer(b, self.cut[0])
-        self.lines.append(f"{name}[i] = {text};")
-
-    def bits(self, b):
-        return self.printer.bits(b)
-
-    def clipped(self, text, b):
-        return f"{self.printer.use(f'clip{_SIZES[b.dtype]}')}({text})"
-
-    def aligned(self, number, bits):
-        """Returns a number with the given fractional bits, as C that may exceed its bits."""
-        if isinstance(number, float):
-            limit = 2.0**_WIDE_BITS
-            return str(round(min(max(number * 2.0**bits, -limit), limit)))
-        shift = number.bits - bits
-        if shift == 0:
-            return number.text
-        shift = min(shift, 62)
-        name = "shifted" if number.size == 16 and -15 < shift < 31 else "align"
-        return f"{self.printer.use(name)}({number.text}, {shift})"
-
-    def local(self, text, bits, size=16):
-        name = f"t{len(self.lines)}"
-        self.lines.append(f"const int{max(size, 32)}_t {name} = {text};")
-        return _Number(name, bits, size)
-
-    def in_32(self, x):
-        """Returns a number with at most 32 bits."""
-        if x.size <= 32:
-            return x
-        bits = x.bits - _MEAN_BITS + _WIDE_BITS
-        return self.local(f"{self.printer.use('clip32')}({self.aligned(x, bits)})", bits, 32)
-
-    def named(self, text, bits):
-        """Returns the text of an operand that is read twice."""
-        return text if "(" not in text else self.local(text, bits).text
-
-    def operand(self, cells):
-        """Returns an operand as a float or a `_Number`."""
-        value = self.uniform(cells)
-        if value is not None:
-            return 0.0 if math.isnan(value) else value
-        b = self.owner(cells)
-        if b in self.ops:
-            return self.value(self.ops[b])
-        a, stop = self.cut
-        values = self.program.values(cells[a:stop])
-        if values is not None:
-            bits = _bits(float(np.max(np.abs(values))))
-            table = self.printer.quantized(values, bits, self.group[0].scope, "constant")
-            return _Number(self.printer.element(self.parameters, (table, "int16_t", 1)), bits)
-        buffer, offset, stride = self.key(cells)
-        key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        text = self.printer.element(self.parameters, key)
-        if buffer.dtype in ("int64", "bool"):
-            return _Number(f"(int32_t){text}", 0, 32)
-        return _Number(text, self.bits(buffer), _SIZES[buffer.dtype])
-
-    def whole(self, op):
-        """Returns an operation on integers and conditions, or a comparison, as C."""
-        if op.name == "Isnan":
-            return "0"  # integers are never NaN
-        if self.printer.reads_integers(op) or op.name in ("LogicalAnd", "LogicalOr", "LogicalNot"):
-            texts = [self.whole_operand(cells) for cells in op.args]
-            text = MAPS[op.name].c.format(*texts)
-            if op.name == "Mod":
-                text = f"{self.printer.use('remainder_of')}({texts[0]}, {texts[1]})"
-            return text
-        numbers = [self.operand(cells) for cells in op.args]
-        if op.buffer.dtype != "bool" or len(numbers) != 2:
-            raise ValueError(f"The operation {op.name!r} has no integer version.")
-        bits = min(n.bits for n in numbers if isinstance(n, _Number))
-        return MAPS[op.name].c.format(*(self.aligned(n, bits) for n in numbers))
-
-    def whole_operand(self, cells):
-        value = self.uniform(cells)
-        if value is not None:
-            return f"({int(value)})"
-        b = self.owner(cells)
-        if b in self.ops:
-            if b not in self.found:
-                op = self.ops[b]
-                name = f"t{len(self.lines)}"
-                text = self.whole(op)
-                name = f"t{len(self.lines)}"
-                self.lines.append(f"const {TYPES[b.dtype]} {name} = {text};")
-                self.found[b] = _Number(name, 0, 32)
-            return self.found[b].text
-        buffer, offset, stride = self.key(cells)
-        key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        return self.printer.element(self.parameters, key)
-
-    def condition(self, cells):
-        return self.whole_operand(cells)
-
-    def value(self, op):
-        """Returns an operation's result as a `_Number`."""
-        b = op.buffer
-        if b not in self.found:
-            if b.dtype in ("int64", "bool"):
-                self.whole_operand(b.cells.reshape(-1))
-            else:
-                self.found[b] = self.compute(op)
-        return self.found[b]
-
-    def compute(self, op):
-        b, name = op.buffer, op.name
-        size = _SIZES[b.dtype]
-        bits = self.bits(b)
-        if self.curved[b] and len(self.variables[b]) == 1 and not self.is_exact(op):
-            return self.tabulated(op, self.printer.bits_in_16(b))
-        if name in ("Sqrt", "Rsqrt", "Log", "Log1p"):
-            return getattr(self, name.lower())(self.operand(op.args[0]), bits, b)
-        if name in _TABULATED - {"Divide", "Reciprocal", "Mod", "Power"}:
-            x, limits = self.operand(op.args[0]), self.range_of(self.owner(op.args[0]))
-            bits = self.printer.bits_in_16(b)
-            return self.lookup(MAPS[name].numpy, x, bits, name, limits)
-        numbers = [self.operand(cells) for cells in op.args[name == "Where" :]]
-        align = self.aligned
-        if name == "Divide" and isinstance(numbers[1], float):
-            name, numbers[1] = "Multiply", 1 / numbers[1]
-        if name in ("Multiply", "Square"):
-            x, y = numbers if name == "Multiply" else numbers * 2
-            if isinstance(x, float):
-                x, y = y, x
-            if isinstance(y, float):
-                y_bits = _bits(abs(y))
-                y = _Number(f"({round(y * 2.0**y_bits)})", y_bits)
-            x, y = self.in_32(x), self.in_32(y)
-            shift = x.bits + y.bits - bits
-            if max(x.size, y.size, size) > 16 or not 0 <= shift < 31:
-                text = f"{self.printer.use('align')}((int64_t){x.text} * {y.text}, {shift})"
-            else:
-                text = f"{self.printer.use('shifted')}({x.text} * {y.text}, {shift})"
-        elif name in ("Divide", "Reciprocal"):
-            x, y = numbers if name == "Divide" else (1.0, numbers[0])
-            if isinstance(x, float):
-                x_bits = _bits(abs(x))
-                x = _Number(f"({round(x * 2.0**x_bits)})", x_bits)
-            x, y = x if size == 64 else self.in_32(x), self.in_32(y)
-            extra = min(max(bits - x.bits + y.bits, 0), 62 - min(x.size, 62))
-            bits = extra + x.bits - y.bits
-            text = f"{self.printer.use('divide')}({x.text}, {y.text}, {extra})"
-        elif name in ("Add", "Subtract"):
-            sign = "+" if name == "Add" else "-"
-            text = f"{align(numbers[0], bits)} {sign} {align(numbers[1], bits)}"
-        elif name in ("Maximum", "Minimum"):
-            text = MAPS[name].c.format(*(self.named(align(n, bits), bits) for n in numbers))
-        elif name == "Where":
-            test = self.condition(op.args[0])
-            text = f"{test} ? {align(numbers[0], bits)} : {align(numbers[1], bits)}"
-        elif name == "Negative":
-            text = f"-{align(numbers[0], bits)}"
-        elif name == "Absolute":
-            inner = self.named(align(numbers[0], bits), bits)
-            text = f"{inner} < 0 ? -{inner} : {inner}"
-        elif name == "Floor":
-            x = numbers[0]
-            text = f"({x.text} >> {x.bits}) * (1 << {x.bits})" if x.bits > 0 else x.text
-            text = align(_Number(f"({text})", x.bits, x.size), bits)
-        elif name == "Cast":
-            is_whole = self.owner(op.args[0]).dtype in ("int64", "bool")
-            x = self.whole_operand(op.args[0]) if is_whole else self.operand(op.args[0])
-            text = align(_Number(x, 0, 64) if is_whole else x, bits)
-        else:
-            raise ValueError(
-                f"The operation {name!r} has no integer version. Export without `quantization`."
-            )
-        return self.local(self.clipped(text, b), bits, size)
-
-    def is_exact(self, op):
-        """Returns whether an operation has a better version than a table."""
-        if op.name in ("Sqrt", "Rsqrt", "Log", "Log1p", "Divide", "Reciprocal"):
-            return True
-        chain = [op]
-        while chain:
-            one = chain.pop()
-            if one.buffer.dtype in ("int32", "int64", "bool"):
-                return True
-            for cells in one.args:
-                b = self.owner(cells) if self.uniform(cells) is None else None
-                if b in self.ops:
-                    chain.append(self.ops[b])
-        return False
-
-    def tabulated(self, op, bits):
-        """Returns a function of one variable as a table lookup."""
-        ((buffer, offset, stride),) = self.variables[op.buffer]
-        if buffer.dtype in ("int64", "bool"):
-            raise ValueError(f"The operation {op.name!r} of integers has no integer version.")
-        key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        text = self.printer.element(self.parameters, key)
-        x = _Number(text, self.bits(buffer), _SIZES[buffer.dtype])
-
-        def function(places):
-            values = {}
-
-            def value(cells):
-                known = self.uniform(cells)
-                if known is not None:
-                    return known
-                b = self.owner(cells)
-                if b not in self.ops:
-                    return places
-                if b not in values:
-                    one = self.ops[b]
-                    values[b] = MAPS[one.name].numpy(*map(value, one.args))
-                return values[b]
-
-            return np.broadcast_to(value(op.buffer.cells.reshape(-1)), places.shape)
-
-        return self.lookup(function, x, bits, op.name, self.range_of(buffer))
-
-    def range_of(self, b):
-        return self.printer.ranges.get(self.printer.shared.of(b), (0.0, 0.0))
-
-    def lookup(self, function, x, bits, name, limits):
-        """Returns a table lookup, in the finest grid beyond which the function is constant."""
-        x_bits = x.bits if x.size == 16 else min(x.bits, _bits(self.largest_of(x)))
-        places = np.linspace(-32768, 32768, _SEGMENTS + 1)
-        with np.errstate(all="ignore"):
-            whole = np.nan_to_num(function(places / 2.0**x_bits))
-            while x_bits < 12:
-                edge = 2.0 ** (15 - x_bits - 1)
-                ends = np.nan_to_num(function(np.array([-edge, edge])))
-                outside = places / 2.0**x_bits
-                low, high = whole[outside <= -edge], whole[outside >= edge]
-                change = max(np.max(np.abs(low - ends[0])), np.max(np.abs(high - ends[1])))
-                if change * 2.0**bits > 0.5:
-                    break
-                x_bits += 1
-                whole = np.nan_to_num(function(places / 2.0**x_bits))
-        called, table = self.printer.curve(function, x_bits, bits, *limits, name.lower())
-        text = f"{self.printer.use('clip16')}({self.aligned(x, x_bits)})"
-        return self.local(f"{called}({table}, {text})", bits)
-
-    def largest_of(self, x):
-        return 2.0 ** (_WIDE_BITS - x.bits)
-
-    def sqrt(self, x, bits, b):
-        more = 30 + x.bits % 2
-        text = self.rooted(x, more)
-        text = f"{self.printer.use('align')}({text}, {(x.bits + more) // 2 - bits})"
-        return self.local(self.clipped(text, b), bits, _SIZES[b.dtype])
-
-    def rsqrt(self, x, bits, b):
-        more = 30 + x.bits % 2
-        root_bits = (x.bits + more) // 2
-        place = min(bits + root_bits, 62)
-        text = f"{self.printer.use('divide')}(1, {self.rooted(x, more)}, {place})"
-        text = self.aligned(_Number(text, place - root_bits, 64), bits)
-        return self.local(self.clipped(text, b), bits, _SIZES[b.dtype])
-
-    def rooted(self, x, more):
-        text = f"(int64_t)({x.text} < 0 ? 0 : {x.text}) * ((int64_t)1 << {more})"
-        return f"{self.printer.use('root')}({text})"
-
-    def log1p(self, x, bits, b):
-        more = _Number(f"({x.text} + (int64_t){2 ** max(x.bits, 0)})", x.bits, 32)
-        return self.log(more, bits, b)
-
-    def log(self, x, bits, b):
-        table = self.printer.quantized(
-            np.log2(1 + np.arange(257) / 256), 24, "", "log2_table", "int32_t"
-        )
-        found = f"{self.printer.use('log2_of')}({table}, {x.text} < 1 ? 1 : {x.text})"
-        text = f"({found} - {x.bits} * (int64_t)16777216) * {round(math.log(2) * 2**30)}"
-        text = f"{self.printer.use('align')}({text}, {54 - bits})"
-        return self.local(self.clipped(text, b), bits, _SIZES[b.dtype])
