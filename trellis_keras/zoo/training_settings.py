@@ -145,8 +145,8 @@ class Training:
             ValueError, KeyError or TypeError: It names a class that is not one of `PARTS`, or wrong
                 arguments.
         """
-        parts = {name: _read(config[name], PARTS[name]) for name in PARTS if name in config}
-        return cls(**{**config, **parts})
+        written = {name: config[name] for name in PARTS if config.get(name) is not None}
+        return cls(**{**config, **{k: _read(part, PARTS[k]) for k, part in written.items()}})
 
     def options(self) -> dict[str, Any]:
         """Returns {option: value}, without arguments of objects that have their default values."""
@@ -339,7 +339,8 @@ def _read(written, classes):
     known = {keras.saving.get_registered_name(kind): kind for kind in classes.values()}
     name = written["registered_name"] or written["class_name"]
     if name not in known:
-        raise ValueError(f"expected one of {', '.join(known)}. Received: {name!r}")
+        raise ValueError(f"expected {' or '.join(known) or 'no object'}. Received: {name!r}")
+    within = {} if classes is _COSINE else _COSINE  # no deeper: nothing else has objects
     arguments = written["config"].items()
-    config = {k: _read(v, _COSINE) if isinstance(v, dict) else v for k, v in arguments}
+    config = {k: _read(v, within) if isinstance(v, dict) else v for k, v in arguments}
     return known[name].from_config(config)
