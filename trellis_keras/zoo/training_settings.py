@@ -154,7 +154,7 @@ class Training:
         for name, classes in PARTS.items():
             if (part := getattr(self, name)) is not None:
                 found[name] = _name_of(part, classes)
-                found |= _differing(name, part, _defaults(type(part)))
+                found |= {_prefix(name) + k: v for k, v in _chosen(part).items()}
         return found
 
     def option_names(self, given: Mapping[str, Any]) -> list[str]:
@@ -168,8 +168,8 @@ class Training:
     def replace(self, **given: Any) -> "Training":
         """Returns a copy with some options replaced.
 
-        An object of another class takes over the arguments that it shares with the one that it
-        replaces. None removes an object.
+        An object of another class takes over the arguments without default values of the one that
+        it replaces, as far as it has them. None removes an object.
         """
         names = ("batch_size", "epochs", "stream")
         fields: dict[str, Any] = {name: given[name] for name in names if name in given}
@@ -179,11 +179,8 @@ class Training:
                 known = _defaults(kind)
                 part = getattr(self, name) if isinstance(part, str) else part
                 new = {k: given[_prefix(name) + k] for k in known if _prefix(name) + k in given}
-                old = _arguments(part)
-                if type(part) is not kind:
-                    old = {k: v for k, v in old.items() if k in known}
                 if new or type(part) is not kind:
-                    part = _make(kind, old | new)
+                    part = _make(kind, _inherited(kind, part) | new)
             fields[name] = part
         return dataclasses.replace(self, **fields)
 
@@ -196,7 +193,9 @@ class Training:
             if type(part) is not type(before):
                 found[name] = None if part is None else _name_of(part, classes)
             if part is not None:
-                found |= _differing(name, part, _defaults(type(part)) | _arguments(before))
+                start = _defaults(type(part)) | _inherited(type(part), before)
+                own = {k: _arguments(part)[k] for k in _defaults(type(part))}
+                found |= {_prefix(name) + k: v for k, v in own.items() if v != start.get(k)}
         return found
 
     def _plain(self):
@@ -254,10 +253,17 @@ def _name_of(part, classes):
     return next(name for name, kind in classes.items() if kind is type(part))
 
 
-def _differing(name, part, others):
-    """Returns {option: value} of the arguments of a part that differ from others."""
-    arguments, known = _arguments(part), _defaults(type(part))
-    return {_prefix(name) + k: arguments[k] for k in known if arguments[k] != others.get(k)}
+def _chosen(part):
+    """Returns {argument: value} of a part, without the default values of its class."""
+    arguments, defaults = _arguments(part), _defaults(type(part))
+    return {k: arguments[k] for k, default in defaults.items() if arguments[k] != default}
+
+
+def _inherited(kind, part):
+    """Returns {argument: value} that an object of a class takes over from a part."""
+    if part is None or type(part) is kind:
+        return _arguments(part)
+    return {k: v for k, v in _chosen(part).items() if k in _defaults(kind)}
 
 
 def _defaults(kind):
@@ -313,10 +319,10 @@ def _arguments(part):
 def _make(kind, arguments):
     """Returns an object with the arguments of `_arguments`."""
     if issubclass(kind, keras.optimizers.Optimizer):
-        arguments = {**arguments, "learning_rate": _cycle(arguments)}
-        del arguments["decay_steps"], arguments["warmup_steps"]
+        rest = {k: v for k, v in arguments.items() if k not in ("decay_steps", "warmup_steps")}
+        arguments = {**rest, "learning_rate": _cycle(arguments)}
         if "global_clipnorm" in inspect.signature(kind).parameters:
-            arguments["global_clipnorm"] = arguments.pop("clip_norm")
+            arguments["global_clipnorm"] = arguments.pop("clip_norm", None)
     try:
         return kind(**arguments)
     except TypeError as error:
@@ -325,13 +331,13 @@ def _make(kind, arguments):
 
 def _cycle(arguments):
     """Returns the learning rate of the result of `_arguments`: a number, or a cosine."""
-    rate, decay_steps = arguments["learning_rate"], arguments["decay_steps"]
+    rate, decay_steps = arguments["learning_rate"], arguments.get("decay_steps")
     rate = float(rate) if isinstance(rate, int) else rate  # Keras takes no integer
     if decay_steps is None:
-        if arguments["warmup_steps"]:
+        if arguments.get("warmup_steps"):
             raise ValueError("`warmup_steps` needs `decay_steps`.")
         return rate
-    return one_cycle(rate, warmup_steps=arguments["warmup_steps"], decay_steps=decay_steps)
+    return one_cycle(rate, warmup_steps=arguments.get("warmup_steps"), decay_steps=decay_steps)
 
 
 def _read(written, classes):
