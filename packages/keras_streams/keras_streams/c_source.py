@@ -307,36 +307,18 @@ class Printer:
         """
         rows, n = op.args[0].shape
         width = min(block_width(n), n)
+        w, first_row, all_rows = weights
         for at, size, count in ((0, width, n // width), (n - n % width, n % width, 1)):
             if size:
-                self.block(
-                    op, rows, (self.use(name, N=size), at, size, count), y, start, inputs, weights
-                )
-
-    def block(self, op, rows, block, y, start, inputs, weights):
-        """Adds the products of `count` blocks of columns; see `columns`."""
-        function, at, size, count = block
-        w, first_row, all_rows = weights
-
-        def moved(pointer, step, distance):
-            if pointer == "NULL":
-                return pointer
-            code = pointer + at * distance
-            code = Code(f"%s + r * {step}", (code,)) if rows > 1 and step else code
-            return Code(f"%s + k * {distance}", (code,)) if count > 1 and distance else code
-
-        values = [moved(*y, 1), moved(*start, 1)]
-        for value in inputs:
-            if value is None:
-                value = moved(w + first_row * size, 0, all_rows)
-            values.append(moved(*value, 0) if isinstance(value, tuple) else value)
-        text = f"{function}({', '.join(['%s'] * len(values))});"
-        for size_of_loop, step, variable in ((count * size, size, "k"), (rows, 1, "r")):
-            if size_of_loop > step:
-                step = f"{variable} += {step}" if step > 1 else f"{variable}++"
-                text = text.replace("\n", "\n    ")
-                text = f"for (int {variable} = 0; {variable} < {size_of_loop}; {step})\n    {text}"
-        self.say(text, *values, like=op)
+                table = _moved((w + first_row * size, 0), all_rows, at, count)
+                values = [_moved(y, 1, at, count), _moved(start, 1, at, count)]
+                for value in inputs:
+                    pair = value if isinstance(value, tuple) else (value, 0)
+                    values.append(table if value is None else pair)
+                call = f"{self.use(name, N=size)}({', '.join(['%s'] * len(values))});"
+                if count > 1:
+                    call = f"for (int k = 0; k < {count * size}; k += {size})\n    {call}"
+                self.rows_loop(op, rows, call, *values)
 
     def start(self, op, cells, y, n):
         """Returns a pointer to the start of a product, and its step from row to row."""
@@ -357,11 +339,9 @@ class Printer:
     def rows_loop(self, op, rows, call, *values):
         """Adds a call for each row, with pairs of a pointer and its step from row to row."""
         if rows > 1:
+            call = call.replace("\n", "\n    ")
             call = f"for (int r = 0; r < {rows}; r++)\n    {call}"
-        moved = [
-            Code(f"%s + r * {v[1]}", (v[0],)) if rows > 1 and v[1] and v[0] != "NULL" else v[0]
-            for v in values
-        ]
+        moved = [Code(f"%s + r * {step}", (x,)) if rows > 1 and step else x for x, step in values]
         self.say(call, *moved, like=op)
 
     def dot(self, op):
@@ -808,6 +788,16 @@ def _common(values):
     """Returns the common value of all outputs, or the value for each of them."""
     values = keras.tree.flatten(values)
     return values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
+
+
+def _moved(pair, distance, at, count):
+    """Returns a pointer and its step, for the first of `count` blocks of columns, or in a loop."""
+    pointer, step = pair
+    if pointer == "NULL":
+        return pair
+    place = pointer + at * distance
+    moved = "%s + k" if distance == 1 else f"%s + k * {distance}"
+    return Code(moved, (place,)) if count > 1 else place, step
 
 
 def block_width(columns: int) -> int:

@@ -430,11 +430,6 @@ class Planned:
     inputs: list[int]
     outputs: list[int]
 
-    @property
-    def path(self) -> str:
-        """Path of the layer within the model whose `call` calls the part."""
-        return "" if self.call is None else self.call.model.partition("/")[2]
-
 
 class Plan:
     """The parts of a graph's stream, and the timing of its samples.

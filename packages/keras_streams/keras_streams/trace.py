@@ -200,14 +200,15 @@ def _scope(outer):
     names: list[str] = []
     frame = sys._getframe(2)
     while frame is not None:
-        for variable in ("self", "layer"):
-            owner = frame.f_locals.get(variable)
+        call = getattr(frame.f_locals.get("planned"), "call", None)  # in a graph of layers
+        running = [frame.f_locals.get("self"), frame.f_locals.get("layer")]
+        for owner in [*running, getattr(call, "operation", None)]:
             if isinstance(owner, keras.Layer) and owner is not outer:
                 if all(owner is not other for other in owners):
                     owners.append(owner)
                     names.append(owner.name)
-        if "planned" in frame.f_locals:  # a part of a graph of layers
-            names.append(frame.f_locals["planned"].path)
+        if call is not None:
+            names.append(call.model.partition("/")[2])
         frame = frame.f_back
     return "/".join(filter(None, reversed(names)))
 

@@ -7,6 +7,8 @@ from keras import layers
 
 from keras_streams import export, to_stream
 
+pytestmark = pytest.mark.both_backends
+
 
 def model():
     x = keras.Input((None, 2))

@@ -36,6 +36,16 @@ def test_weights_outside_of_operations_are_traced():
     proven_source(net, "net")  # raises unless the C equals Keras
 
 
+def test_states_and_weights_carry_the_names_of_their_layers():
+    first = layers.Conv1D(3, 3, padding="causal", name="first")
+    inner = keras.Sequential([layers.Conv1D(2, 3, padding="causal", name="second")], name="inner")
+    code = c_source(
+        exported_stream(keras.Sequential([keras.Input((None, 3)), first, inner])), "net"
+    )
+    for name in ("first_ring", "first_kernel", "second_ring", "/* inner/second */"):
+        assert name in code.code
+
+
 def test_operations_of_own_layers_carry_their_names():
     inner = keras.Sequential([layers.Dense(3), Named(name="own")], name="inner")
     net = keras.Sequential([keras.Input((None, 3)), inner])
