@@ -360,7 +360,9 @@ def _traced(call, layers, length):
         return None, []
     finally:
         for each, values, count in zip(layers, attributes, counts, strict=True):
-            vars(each).update(values)  # what `call` has stored
+            for name in vars(each).keys() - values.keys():  # what `call` has stored
+                del vars(each)[name]
+            vars(each).update(values)
             del each._inbound_nodes[count:]
     for operation in function.operations:
         if isinstance(operation, (Reshape, BroadcastTo)):
