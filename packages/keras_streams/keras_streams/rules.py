@@ -798,9 +798,10 @@ def _mel_spectrogram(call, signal):
         parts = [
             ops.matmul(frames, ops.convert_to_tensor(m, frames.dtype)) for m in (real, imaginary)
         ]
-        amplitudes = ops.sqrt(ops.square(parts[0]) + ops.square(parts[1]))
-        amplitudes = ops.power(amplitudes, layer.mag_exp)
-        return [ops.matmul(amplitudes, ops.convert_to_tensor(mel, amplitudes.dtype))]
+        power = ops.square(parts[0]) + ops.square(parts[1])
+        if layer.mag_exp != 2.0:
+            power = ops.power(power, layer.mag_exp / 2)
+        return [ops.matmul(power, ops.convert_to_tensor(mel, power.dtype))]
 
     return _centered_frames(call, signal, function, (layer.num_mel_bins,), 2)
 

@@ -485,6 +485,40 @@ def muscle_gestures():
     return keras.Model([a, b], [layers.Dense(2)(recurrent), layers.AveragePooling1D(4)(y)])
 
 
+@published(time_axis=2)
+def eeg_net():
+    """Brain signals: filters of time, then of the electrodes, with time on the second axis."""
+    x = inputs(4, None, 1)
+    y = layers.BatchNormalization()(layers.Conv2D(2, (1, 8), padding="same", use_bias=False)(x))
+    y = layers.DepthwiseConv2D((4, 1), depth_multiplier=2, use_bias=False)(y)
+    y = layers.AveragePooling2D((1, 4))(layers.ELU()(layers.BatchNormalization()(y)))
+    y = layers.ELU()(layers.SeparableConv2D(4, (1, 4), padding="same", use_bias=False)(y))
+    return keras.Model(x, layers.Dense(2)(layers.GlobalAveragePooling2D()(y)))
+
+
+@published(max_context=300)
+def temporal_fusion():
+    """Forecasts: static inputs that gate a sequence, then causal attention."""
+    x, static = inputs(None, 4), inputs(3)
+    context = layers.Dense(6, activation="elu")(static)
+    y = layers.Dense(6)(x) + layers.Dense(6, use_bias=False)(context)[:, None]
+    y = layers.LSTM(6, return_sequences=True)(y, initial_state=[context, layers.Dense(6)(static)])
+    y = layers.LayerNormalization()(y)
+    y = y + layers.MultiHeadAttention(2, 3)(y, y, use_causal_mask=True)
+    return keras.Model([x, static], [layers.Dense(1)(y) for _ in range(2)])
+
+
+@published()
+def keywords_of_sound():
+    """Keyword spotting with the mel spectrogram inside."""
+    x = inputs(None)
+    options = {"num_mel_bins": 4, "sampling_rate": 100, "min_freq": 1, "max_freq": 50}
+    y = layers.MelSpectrogram(16, 8, power_to_db=False, **options)(x)
+    y = layers.Permute((2, 1))(ops.log(y + 1e-3))[..., None]
+    y = layers.TimeDistributed(layers.Flatten())(conv2d(y, 2, 3))
+    return keras.Model(x, layers.Dense(3)(layers.GRU(3)(y)))
+
+
 def randomize(model, seed=0):
     """Sets all weights, statistics and scales too."""
     rng = np.random.default_rng(seed)
@@ -505,18 +539,22 @@ def stream_of(name):
 def test_it_streams(name):
     stream = stream_of(name)
     assert stream.proof.difference < 1e-5
-    rng = np.random.default_rng(0)
+    rng, signals = np.random.default_rng(0), stream.plan.inputs
+    shapes = [(1, *([] if s.is_static else [40]), *s.shape) for s in signals]
     xs = [
-        rng.integers(1, 9, (1, 40))
-        if x.dtype == "int32"
-        else rng.normal(size=(1, 40, *x.shape[2:]))
-        for x in keras.tree.flatten(stream.inputs)
+        rng.integers(1, 9, shape) if s.dtype == "int32" else rng.normal(size=shape)
+        for s, shape in zip(signals, shapes, strict=True)
     ]
-    whole, _ = stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))
-    _, cache = stream.prefill(keras.tree.pack_sequence_as(stream.inputs, [x[:, :30] for x in xs]))
+
+    def steps(key):
+        pairs = zip(xs, signals, strict=True)
+        some = [x if s.is_static else x[:, key] for x, s in pairs]
+        return keras.tree.pack_sequence_as(stream.inputs, some)
+
+    whole, _ = stream.prefill(steps(slice(40)))
+    _, cache = stream.prefill(steps(slice(30)))
     for t in range(30, 40):
-        x = keras.tree.pack_sequence_as(stream.inputs, [x[:, t] for x in xs])
-        y, cache = stream.step(x, cache)
+        y, cache = stream.step(steps(t), cache)
         for a, b in zip(keras.tree.flatten(y), keras.tree.flatten(whole), strict=True):
             np.testing.assert_allclose(a, b[:, t], rtol=1e-4, atol=1e-5)
 
@@ -538,7 +576,9 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name no
 def test_its_step_is_of_integers(name):
     stream = exported_stream(stream_of(name))
     rng = np.random.default_rng(1)
-    if stream.takes_token:
+    if stream.example is not None:  # inputs without a time axis
+        x = np.stack([stream.example(rng, 200) for _ in range(4)])
+    elif stream.takes_token:
         x = rng.integers(0, stream.inputs, (4, 200))
     else:
         x = rng.normal(size=(4, 200, stream.inputs))
