@@ -217,6 +217,25 @@ def test_the_stated_differences_are_those_of_all_data(tmp_path):
     assert stated == pytest.approx(differences[1] / largest, rel=0.05)
 
 
+def test_the_table_of_layers_has_their_largest_values_and_errors(tmp_path):
+    loud = layers.Dense(4, kernel_initializer="ones", use_bias=False, name="loud")
+    model = sequential(loud, layers.Dense(2, name="quiet"))
+    x = np.stack([0.1 * X, X])  # ranges are of both; the table is of the first
+    export(model, tmp_path / "model.c", format="c", quantization="int8", representative_data=x)
+    header = (tmp_path / "model.h").read_text()
+    largest = float(re.search(r"loud +(\S+) +0.00% +\S+%", header)[1])
+    assert largest == pytest.approx(np.max(np.abs(np.sum(x[0], axis=-1))), rel=1e-3)
+    assert re.search(r"quiet +\S+ +0.00% +0\.\d+%", header)
+    model = classifier()
+    model.adapt(X)
+    for net in (model, clocked(), averaging()):
+        options = {"quantization": "int8_rings", "representative_data": X, "overwrite": True}
+        export(net, tmp_path / "model.c", format="c", quantization_tolerance=0.3, **options)
+        table = re.findall(r"(\S+)% +(\S+)%$", (tmp_path / "model.h").read_text(), re.M)
+        assert len(table) >= 2
+        assert all(float(saturated) < 1 and float(error) < 10 for saturated, error in table)
+
+
 def test_missing_values_may_be_representative_of_a_model_that_fills_them():
     model, x = classifier(), X.copy()
     x[5, 1] = x[20:23] = np.nan

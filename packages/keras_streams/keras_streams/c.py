@@ -18,7 +18,8 @@ from keras_streams.c_source import Source, comment_text, print_c
 from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
 from keras_streams.exported import ExportedStream, exported_stream
 from keras_streams.files import check_output, filled_template, write_files
-from keras_streams.fixed_point import print_fixed
+from keras_streams.fixed_point import FixedPrinter
+from keras_streams.fixed_summary import as_table, summarize
 from keras_streams.graph import functional_of
 from keras_streams.protocol import all_layers
 from keras_streams.xla import compile_xla
@@ -81,7 +82,7 @@ def write_c(
     else:
         assert representative_data is not None  # by `_check_quantization`
         source = fixed_source(
-            model, prefix, quantization, representative_data, series, quantization_tolerance
+            model, prefix, quantization, representative_data, series, quantization_tolerance, True
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     files = source_files(source, path.parent)
@@ -137,6 +138,7 @@ def fixed_source(
     data: np.ndarray,
     series: dict[str, Any] | None = None,
     tolerance: float = FIXED_TOLERANCE,
+    with_layers: bool = False,
 ) -> Source:
     """Returns a model as integer-only C, compared with Keras on the data.
 
@@ -149,6 +151,7 @@ def fixed_source(
         series: As in `write_c`.
         tolerance: Positive float, the largest difference from Keras on the data, in units of the
             largest output.
+        with_layers: Boolean, whether the comment has a table of the layers. Defaults to `False`.
 
     Raises:
         ValueError: If the model cannot be exported as integer C, the data do not match it, or the
@@ -161,7 +164,8 @@ def fixed_source(
     data = _representative(stream, data)
     groups = passes.optimize(program, contiguous=True)
     small_rings = quantization == "int8_rings"
-    source = print_fixed(program, groups, prefix, stream, data, small_rings)
+    printer = FixedPrinter(program, groups, prefix, stream, data, small_rings)
+    source = printer.print()
     native, total, count, most, largest = FixedStream(source), 0.0, 0, 0.0, 0.0
     for row, expected in zip(data, keras_outputs(stream, data), strict=True):
         is_wrong = np.isinf(expected) | (np.isnan(expected) & (not is_clocked(stream)))
@@ -184,7 +188,8 @@ def fixed_source(
             f"The integer C code of {name} differs from Keras by up to {most:.1e} of the largest "
             f"output on `representative_data`, {average:.1e} on average; the tolerance is "
             f"{tolerance}. Export the model without `quantization`, or accept the difference with "
-            "`quantization_tolerance`."
+            "`quantization_tolerance`. Its layers:\n"
+            + "\n".join(as_table(summarize(printer, data[0])))
         )
     notes = [
         *describe(stream, source, series),
@@ -193,6 +198,8 @@ def fixed_source(
         "Differences from Keras on representative data, relative to the largest output:",
         f"{average:.1e} on average, {most:.1e} at most.",
     ]
+    if with_layers:
+        notes += ["", *as_table(summarize(printer, data[0]))]
     return dataclasses.replace(source, comment=comment_of(notes))
 
 

@@ -146,6 +146,7 @@ class Printer:
         products = [op for group in groups for op in group if op.kind == "product"]
         self.matrices = [m for op in products for m in op.matrices]
         self.names = self._named_states()
+        self.starts: dict[str, int] = {}  # name of an array of the state: its first byte
         self.input_offsets: dict[Buffer, int] = {}
         for b in program.inputs:
             self.input_offsets[b] = sum(o.size for o in self.input_offsets)
@@ -698,7 +699,10 @@ class Printer:
         sizes |= {(f"const {self.real} *", "weights"): 0} if self.in_file else {}
         sizes = {key: size for key, size in sizes.items() if size or key[1] == "weights"}
         found = sorted((sizes or {("int", "nothing"): 0}).items(), key=lambda m: -_size_of(m[0][0]))
-        size = sum(_size_of(kind) * (count or 1) for (kind, _), count in found)
+        *starts, size = itertools.accumulate(
+            (_size_of(kind) * (count or 1) for (kind, _), count in found), initial=0
+        )
+        self.starts = {name: at for ((_, name), _), at in zip(found, starts, strict=True)}
         unit = _size_of(found[0][0][0])
         lines = [f"{kind} {name}{f'[{n}]' if n else ''};".replace("* ", "*")
                  for (kind, name), n in found]  # fmt: skip

@@ -230,6 +230,11 @@ class NativeStream:
             raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
         return x
 
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes of the state."""
+        return self._state
+
     def reset(self) -> None:
         """Resets the stream."""
         weights = [] if self._source.weights is None else [_pointer(self._weights)]

@@ -283,30 +283,6 @@ _FOLDS = {
 }
 
 
-def print_fixed(
-    program: Program,
-    groups: list[passes.Group],
-    prefix: str,
-    about: Any,
-    x: np.ndarray,
-    small_rings: bool,
-) -> Source:
-    """Prints a program as integer-only C.
-
-    Args:
-        program: `Program`.
-        groups: Its operations, from `passes.optimize(program, contiguous=True)`.
-        prefix: Prefix of the public names, a C identifier.
-        about: The `ExportedStream`.
-        x: Representative inputs (rows, steps, inputs), or tokens (rows, steps).
-        small_rings: Boolean, whether the rings that only products read have 8 bits.
-
-    Raises:
-        ValueError: If an operation has no integer version.
-    """
-    return _FixedPrinter(program, groups, prefix, about, x, small_rings).print()
-
-
 def simulate(
     program: Program, groups: list[passes.Group], x: np.ndarray, observe: Any
 ) -> np.ndarray:
@@ -487,7 +463,21 @@ class _Groups:
             self._parents[a] = b
 
 
-class _FixedPrinter(Printer):
+class FixedPrinter(Printer):
+    """Prints a program as integer-only C.
+
+    Args:
+        program: `Program`.
+        groups: Its operations, from `passes.optimize(program, contiguous=True)`.
+        prefix: Prefix of the public names, a C identifier.
+        about: The `ExportedStream`.
+        x: Representative inputs (rows, steps, inputs), or tokens (rows, steps).
+        small_rings: Boolean, whether the rings that only products read have 8 bits.
+
+    Raises:
+        ValueError: If an operation has no integer version.
+    """
+
     helpers = _HELPERS
     nothing = "INT16_MIN"
 
@@ -499,6 +489,21 @@ class _FixedPrinter(Printer):
         self.front: list[Op] = []
         self._find_front(program, groups)
         super().__init__(program, groups, prefix, "int16_t", about)
+
+    def print_apart(self) -> Source:
+        """Prints the program with a place of its own for each result, so that all can be read."""
+        super().__init__(self.program, self.groups, self.prefix, "int16_t", self.about)
+        self.sizes = {}
+        for b in self.kept:
+            self.offsets[b] = self.sizes.get(b.dtype, 0)
+            self.sizes[b.dtype] = self.offsets[b] + b.size
+        return self.print()
+
+    def result(self, b: Buffer, state: np.ndarray) -> np.ndarray:
+        """Returns the integers of a result, from the bytes of a state after `print_apart`."""
+        dtype = np.dtype("int64" if b.dtype == "fixed64" else b.dtype)
+        start = self.starts[self.array("work", b.dtype)] + self.offsets[b] * dtype.itemsize
+        return state[start : start + b.size * dtype.itemsize].view(dtype).astype("float64")
 
     def bytes_of_sums(self, columns):
         return 4 * min(columns, _BLOCK)
@@ -854,7 +859,9 @@ class _FixedPrinter(Printer):
         if self.front:
             printer = Printer(self.program, [], name, "float", self.about)
             printer.kept, printer.offsets = {self.front_buffer}, {self.front_buffer: 0}
-            for b in [*self.program.inputs, *(op.buffer for op in self.front)]:
+            changed = [*self.program.inputs, *(op.buffer for op in self.front)]
+            dtypes = [b.dtype for b in changed]
+            for b in changed:
                 b.dtype = "bool" if b.dtype == "bool" else "float32"
             printer.taken = set(self.taken)
             printer.loop(self.front, {op.buffer: f"v{i}" for i, op in enumerate(self.front)}, 0, n)
@@ -864,7 +871,8 @@ class _FixedPrinter(Printer):
             of_the_step = Place("s->work", "", 0, "float")
             values = ["y" if v == of_the_step else v for v in statement.code.parts]
             lines = [f"float y[{n}];", statement.code.text % tuple(values)]
-            self.front_buffer.dtype = "int16"
+            for b, dtype in zip(changed, dtypes, strict=True):
+                b.dtype = dtype
             bits = f"{self.bits(self.front_buffer)}"
             conversion = [f"    float scaled = rintf(ldexpf(y[k], {bits}));"]
         else:
