@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import classification, edge, forecasts, rivals
+from benchmarks import classification, edge, forecasts, integers, rivals
 from benchmarks.cases import CASES
 from keras_streams.files import atomic_write
 
@@ -31,6 +31,7 @@ def list_command():
         f"{'rivals':14} training and steps of nets of one size: {'; '.join(rivals.PROGRAMS)}"
     )
     typer.echo(f"{'forecasts':14} public series: {'; '.join(forecasts.FORECASTERS)}")
+    typer.echo(f"{'int8':14} accuracy of integer-only C: {'; '.join(integers.NETS)}")
     typer.echo(f"{'classification':14} public series: {'; '.join(classification.CLASSIFIERS)}")
 
 
@@ -65,7 +66,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
     own = {"edge": run_edge, "rivals": run_rivals, "forecasts": run_forecasts}
-    own["classification"] = run_classification
+    own |= {"classification": run_classification, "int8": run_integers}
     for name in own.keys() & set(patterns):  # these have their own runners
         own[name](folder, rounds)
     patterns = [pattern for pattern in patterns if pattern not in own]
@@ -93,6 +94,11 @@ def run(
 def run_edge(folder, turns):
     """Runs `benchmarks.edge` and prints its table."""
     _run_apart(folder, "edge-tensorflow", edge, nets=edge.run(turns))
+
+
+def run_integers(folder, turns):
+    """Runs `benchmarks.integers` and prints its table."""
+    _run_apart(folder, "integers", integers, nets=integers.run())
 
 
 def run_rivals(folder, turns):
