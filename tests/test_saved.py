@@ -35,7 +35,9 @@ def test_every_public_class_has_a_file():
     for module in (layers, models, training):
         for name in module.__all__:
             kind = getattr(module, name)
-            if isinstance(kind, type) and keras.saving.get_registered_name(kind) != name:
+            if not isinstance(kind, type) or issubclass(kind, keras.callbacks.Callback):
+                continue  # callbacks are part of a recipe, not of a model
+            if keras.saving.get_registered_name(kind) != name:
                 assert name in saved | _NOT_SAVED, name
 
 
