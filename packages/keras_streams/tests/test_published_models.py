@@ -575,12 +575,6 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name no
 @pytest.mark.parametrize("name", [*INTEGERS, *SLOW])
 def test_its_step_is_of_integers(name):
     stream = exported_stream(stream_of(name))
-    rng = np.random.default_rng(1)
-    if stream.example is not None:  # inputs without a time axis
-        x = np.stack([stream.example(rng, 200) for _ in range(4)])
-    elif stream.takes_token:
-        x = rng.integers(0, stream.inputs, (4, 200))
-    else:
-        x = rng.normal(size=(4, 200, stream.inputs))
+    x = stream.random_inputs(200)
     source = fixed_source(stream, "model", "int8", x)  # raises where it differs from Keras
     assert source.real == "int16_t"
