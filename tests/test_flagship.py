@@ -1,0 +1,63 @@
+"""Flagship runs: the work that they count, and a rehearsal of the command with a tiny model."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import flagship
+from benchmarks.gpu.work import operations
+from tests.support.processes import ROOT, child_environment
+from tests.support.small_runs import TINY, write_text
+from trellis_keras import zoo
+from trellis_keras.zoo import run as runs
+
+
+def test_operations_are_those_of_the_equations():
+    settings = {"depth": 6, "hidden_units": 5, "embedding_dim": 3, "vocabulary_size": 7}
+    settings |= {"batch_size": 2, "sequence_length": 12, "context_length": 6}
+    settings |= {"aux_every": 4, "aux_weight": 0.1}
+    recipe = zoo.recipe("trellisnet_char", **settings)
+    model = recipe.build()
+    batch = recipe.stream(np.arange(13) % 7)[0]
+    # Two taps, four blocks of gates; level 1 has no hidden part; a head for level 6 and for 4.
+    full = 2 * 12 * 2 * 4 * 8 * (5 * 8 + 3) + 2 * 6 * 2 * 3 * 7
+    assert operations(model, batch, cone=False) == 6 * full
+    # From the last 6 positions of level 6 down: 6, 7, ... of 12.
+    assert 0.6 < operations(model, batch) / (6 * full) < 0.9
+
+
+def test_planned_epochs_fill_the_time():
+    recipe = zoo.recipe("trellisnet_ptb", setting="fast")
+    figures = {"steps": 100, "deep": {"first_s": 10, "step_s": 0.1}}
+    figures["shallow"] = {"first_s": 10, "step_s": 0.02}
+    plan = flagship.planned(recipe, figures, 600)
+    seconds = plan["growth_epochs"] * 2 + (plan["epochs"] - plan["growth_epochs"]) * 10
+    assert 490 < seconds <= (1 - flagship.RESERVE) * 600 - 20
+
+
+@pytest.mark.slow
+def test_a_flagship_comes_home_as_a_finished_run(tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    settings = TINY | {"output_units": 4, "aux_every": 2, "warmup_steps": 2, "decay_steps": 10}
+    settings |= {"growth_depth": 2, "growth_epochs": 1, "dtype_policy": "float32"}
+    settings |= {"data": "text", "data_options": {"path": str(text)}}
+    given = ["--settings", json.dumps(settings)]
+
+    def script(*arguments):
+        command = [sys.executable, "-m", "benchmarks.gpu.flagship", *map(str, arguments)]
+        environment = child_environment("jax")
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert '"growth_epochs"' in script("measure", "trellisnet_ptb", *given)
+    script("train", "trellisnet_ptb", "--output", tmp_path / "out", "--rehearsal", *given)
+    script("unpack", tmp_path / "out", "--output", tmp_path / "run")
+    assert runs.is_finished(tmp_path / "run")
+    figures = json.loads((tmp_path / "out" / "figures.json").read_text())
+    recipe = zoo.read_recipe(tmp_path / "out")
+    test = runs.evaluate_model(recipe, runs.load_best(tmp_path / "run"))
+    assert test["perplexity"] == pytest.approx(figures["test"]["perplexity"], rel=1e-2)
