@@ -47,7 +47,8 @@ def no_data(monkeypatch):
 
 def test_help_and_mistakes_do_not_wait_for_keras():
     script = """
-import sys
+import os, sys
+os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # no shell runs this process
 import trellis_keras_command
 for words in sys.argv[1:]:
     sys.argv = ["trellis-keras", *words.split()]

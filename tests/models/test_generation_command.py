@@ -34,8 +34,11 @@ def speaker(monkeypatch):
 
 
 @pytest.fixture
-def generate(monkeypatch, capsys):
+def generate(monkeypatch, capsys, tmp_path):
     """`generate("--seed", 1)`: exit status, standard output and errors."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").touch()
 
     def generate(*arguments):
         arguments = ["trellis-keras", "generate", "run", *map(str, arguments)]

@@ -122,7 +122,7 @@ def time_range(
         return pd.timedelta_range(start, end, periods, freq)
     if isinstance(known, pd.Timestamp):
         offset, zone = to_offset(freq), known.tz
-        if zone is None or (isinstance(offset, pd.offsets.Tick) and offset < pd.offsets.Day()):
+        if zone is None or (isinstance(offset, pd.offsets.Tick) and pd.Timedelta(offset) < _DAY):
             return pd.date_range(start, end, periods, offset)
         start, end = (time and time.tz_localize(None) for time in (start, end))
         found = pd.date_range(start, end, periods, offset)  # some of which may not exist there
@@ -218,8 +218,9 @@ def _infer_freq(times):
         return "B"
     else:
         off = (steps % step.to_numpy()) != np.timedelta64(0)
+        days, rest = divmod(step, _DAY)
         if not off.any():
-            return to_offset(step).freqstr
+            return to_offset(step).freqstr if rest else f"{days if days > 1 else ''}D"
         raise ValueError(
             f"Most times rise by {step}, but after {times[:-1][off][0]} comes "
             f"{times[1:][off][0]}. Times must rise by one step, or several where rows are missing."
