@@ -31,7 +31,7 @@ def list_command():
         f"{'rivals':14} training and steps of nets of one size: {'; '.join(rivals.PROGRAMS)}"
     )
     typer.echo(f"{'forecasts':14} public series: {'; '.join(forecasts.FORECASTERS)}")
-    typer.echo(f"{'int8':14} accuracy of integer-only C: {'; '.join(integers.NETS)}")
+    typer.echo(f"{'integers':14} accuracy of integer-only C: {'; '.join(integers.NETS)}")
     typer.echo(f"{'classification':14} public series: {'; '.join(classification.CLASSIFIERS)}")
 
 
@@ -66,7 +66,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
     own = {"edge": run_edge, "rivals": run_rivals, "forecasts": run_forecasts}
-    own |= {"classification": run_classification, "int8": run_integers}
+    own |= {"classification": run_classification, "integers": run_integers}
     for name in own.keys() & set(patterns):  # these have their own runners
         own[name](folder, rounds)
     patterns = [pattern for pattern in patterns if pattern not in own]

@@ -1,6 +1,6 @@
 """Compares the accuracy of integer-only C with Keras, on keyword nets for synthetic features.
 
-    python -m benchmarks run int8
+    python -m benchmarks run integers
 
 Keywords are random smooth patterns over time and frequency, with noise: hard enough that no net
 finds all.
@@ -88,7 +88,7 @@ def _accuracy(scores, labels):
 
 def markdown(results):
     """Returns the results as Markdown."""
-    lines = ["### int8: test accuracy on synthetic keywords", ""]
+    lines = ["### integers: test accuracy on synthetic keywords", ""]
     ways = list(next(iter(results["nets"].values())))
     lines += ["| net | " + " | ".join(ways) + " |", "|---" * (1 + len(ways)) + "|"]
     for name, row in results["nets"].items():
