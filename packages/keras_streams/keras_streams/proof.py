@@ -28,6 +28,8 @@ _TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.
 # Fewest steps of a proof, if the model takes any number, and the largest reach that it covers.
 _STEPS = 256
 _LONGEST_REACH = 1024
+# Number of steps that a layer of unknown operations gets one by one, as a stream does.
+_SINGLE_STEPS = 16
 # Number of steps of all parts together, besides delays: each is compared over more.
 _FEW_STEPS = 32
 # Number of lengths that are tried to find one with the padding of a stream.
@@ -53,7 +55,8 @@ def prove(stream: Any, example: Any = None) -> Proof:
     Each part of the stream is compared with the layer's outputs for a whole sequence: over all
     steps at once, and at a single step. An operation that treats each step separately, or should,
     gets all steps of a sequence as a batch of sequences of one step; and so do numbers of its own,
-    positive ones, and, if it is not one of Keras', missing ones.
+    positive ones, and, if it is not one of Keras', missing ones. One that is not also gets some
+    steps alone, and, as it could read any earlier step, longer sequences.
 
     Args:
         stream: `GraphStream`.
@@ -81,7 +84,10 @@ def _lengths(stream):
     """Returns the number of steps to compare, and the length of the sequence."""
     plan, length = stream.plan, None if stream.options.window else stream.length
     wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
-    wanted = max(wanted + min(plan.reach, _LONGEST_REACH), _STEPS)
+    # A layer of unknown operations could read any earlier step.
+    is_unknown = any(isinstance(p.part, Pointwise) and _is_unknown(p.call) for p in plan.parts)
+    reach = _LONGEST_REACH if is_unknown else min(plan.reach, _LONGEST_REACH)
+    wanted = max(wanted + reach, _STEPS)
     wanted = min(wanted, plan.last_offset + (stream.options.max_context or wanted))
     if length is None and plan.rows:
         length = plan.rows
@@ -95,6 +101,12 @@ def _lengths(stream):
             "keras.Input((None, channels))."
         )
     return steps, length
+
+
+def _is_unknown(call):
+    """Whether a call's operations, and so the steps that they read, are unknown."""
+    of_each_step = type(call.operation) is keras.layers.TimeDistributed
+    return not (call.is_of_keras or of_each_step)
 
 
 def _length_for_proof(stream, wanted):
@@ -376,6 +388,11 @@ def _each_step_alone(stream, planned, inputs, signals):
         for y, wanted in zip(alone, together, strict=True):
             dtype = keras.backend.standardize_dtype(wanted.dtype)
             yield _Pair(call, part, None, dtype, y, wanted)
+        # Beside the other steps, a value of the whole batch would be the same as in the sequence.
+        for t in () if call.is_of_keras else range(0, steps, -(-steps // _SINGLE_STEPS)):
+            for y, wanted in zip(call([x[:, t : t + 1] for x in xs]), together, strict=True):
+                dtype = keras.backend.standardize_dtype(wanted.dtype)
+                yield _Pair(call, part, None, dtype, y, wanted[:, t : t + 1])
 
 
 def _alone(stream, call, xs):

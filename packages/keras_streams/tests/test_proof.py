@@ -43,6 +43,20 @@ class Dilated(Opaque):
         return ops.conv(padded, self.kernel, padding="valid", dilation_rate=8)
 
 
+class Echo(Opaque):
+    """Adds what came 300 steps before."""
+
+    def compute(self, x):
+        return x + ops.pad(x, [[0, 0], [300, 0], [0, 0]])[:, : x.shape[1]]
+
+
+class Loudness(Opaque):
+    """Depends on a sum of all steps, through a condition alone."""
+
+    def compute(self, x):
+        return ops.cond(ops.sum(x) > 0, lambda: 2 * x, lambda: x)
+
+
 def fill(x):
     """Replaces missing numbers by the mean of the others."""
     missing = ops.isnan(x)
@@ -66,6 +80,7 @@ UNEQUAL = {
     "flip_": lambda x: ops.flip(ops.sqrt(x), axis=1),
     "flip_1": lambda x: ops.flip(ops.relu(x - 100.0), axis=1),  # zeros on both sides
     "attention": attend,
+    "loudness": lambda x: Loudness()(x),
     "fill": lambda x: Fill()(x),  # equal unless numbers are missing
 }
 
@@ -80,7 +95,7 @@ def test_operations_across_steps_are_refused(name, length):
 @pytest.mark.parametrize("length", [None, 128])
 def test_layers_of_ones_own_that_look_back_far_are_refused(length):
     before = layers.Conv1D(3, 3, padding="causal")
-    for layer in (Shift(), Dilated()):
+    for layer in (Shift(), Dilated(), *([] if length else [Echo()])):
         with pytest.raises(ValueError, match="does not stream"):
             to_stream(model(lambda x, layer=layer: layer(before(x)), length))
 
