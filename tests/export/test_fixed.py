@@ -154,6 +154,14 @@ def test_a_mask_by_the_logarithm_of_power_is_close_to_keras():
     assert np.sum(error**2) < 1e-4 * np.sum(expected**2)
 
 
+def test_delayed_conditions_and_counts_are_close_to_keras():
+    x = keras.Input((None, CHANNELS))
+    is_large, count = x > 0.2, ops.sum(ops.cast(x > 0, "int32"), axis=-1, keepdims=True)
+    before = ops.concatenate([ops.zeros_like(is_large[:, :2]), is_large[:, :-2]], axis=1)
+    y = ops.where(ops.any(before, axis=-1, keepdims=True), x, -x) * ops.cast(count, "float32")
+    assert difference(keras.Model(x, y)) < 2e-3
+
+
 def test_sums_of_many_products_do_not_overflow():
     model = keras.Sequential(
         [keras.Input((None, 1200)), layers.Dense(2, kernel_initializer="ones")]

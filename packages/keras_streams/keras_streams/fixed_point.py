@@ -591,6 +591,8 @@ class FixedPrinter(Printer):
 
     def bits(self, b):
         """Returns the fractional bits of a buffer."""
+        if b.dtype in ("int64", "bool"):
+            return 0
         if b.kind == "constant":
             values = np.abs(np.asarray(b.data, "float64"))
             return fractional_bits(float(np.max(values, initial=0.0, where=values < _HUGE)))
@@ -739,9 +741,7 @@ class FixedPrinter(Printer):
             raise ValueError(f"The reduction {op.name!r} has no integer version.")
         found = grid(self.program, cells)
         kinds = {"Y": TYPES[op.buffer.dtype], "X": TYPES[found.buffer.dtype]}
-        if op.buffer.dtype == "int64":
-            raise ValueError("A sum of integers has no integer version.")
-        clip = "clip32" if op.buffer.dtype == "int32" else "clip16_long"
+        clip = {"int32": "clip32", "int64": "clip64"}.get(op.buffer.dtype, "clip16_long")
         name = f"reduce_{op.name}_{kinds['X']}_{kinds['Y']}"
         if name not in self.functions:
             self.use(clip), self.use("align")
@@ -770,10 +770,7 @@ class FixedPrinter(Printer):
             kind, bits = "int16", self.bits(owners[0]) if owners else 15
             self.output_bits = bits
         else:
-            kind, bits = (
-                op.buffer.dtype,
-                None if op.buffer.dtype == "int64" else self.bits(op.buffer),
-            )
+            kind, bits = op.buffer.dtype, self.bits(op.buffer)
         for p in pieces(self.program, cells):
             to = target + p.start
             if p.buffer.kind == "constant" and kind in ("int16", "int8", "int32"):
