@@ -39,6 +39,7 @@ from keras_streams.protocol import (
     step_through,
 )
 from keras_streams.rules import leading_steps, make_part, tables, unfolded
+from keras_streams.trace import raising_call, told
 from keras_streams.types import Cache, Tensor
 
 _NO_OPTIONS = Options()
@@ -198,9 +199,15 @@ class GraphStream(StreamingMixin):
                     f"{self.name} has an output of {signals[n].dtype}, which has no NaN to mark "
                     "steps without an output. Remove the conversion to integers from the model."
                 )
-        self._shapes = keras.tree.map_structure(
-            lambda leaf: [None, *leaf.shape[1:]], self.initial_cache(1)
-        )
+        try:
+            cache = self.initial_cache(1)
+        except Exception as error:  # whatever an operation raises for the padding
+            call = raising_call(error)
+            if call is None:
+                raise
+            steps = -self.plan.first_offset
+            raise call.refusal(f"for the first {steps} steps it raised {told(error)}") from error
+        self._shapes = keras.tree.map_structure(lambda leaf: [None, *leaf.shape[1:]], cache)
 
     def plan_for(self, length: int | None) -> "Plan":
         """Returns the plan for a number of steps."""

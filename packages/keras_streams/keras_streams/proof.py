@@ -20,6 +20,7 @@ from keras_streams.parts import (
     run_part,
 )
 from keras_streams.protocol import without_carried_states
+from keras_streams.trace import told
 from keras_streams.xla import compile_xla
 
 _ON_JAX = keras.backend.backend() == "jax"
@@ -232,8 +233,7 @@ def _pairs(stream, xs, steps):
         except Exception as error:  # whatever an operation raises
             if planned.call is None:
                 raise
-            text = " ".join(str(error).split())[:300]
-            text = f"for {xs[0].shape[1]} steps it raised {type(error).__name__}: {text}"
+            text = f"for {xs[0].shape[1]} steps it raised {told(error)}"
             if stream.length is None:
                 text += (
                     " If it takes fewer, pass their number, as in to_stream(model, max_context=64)."

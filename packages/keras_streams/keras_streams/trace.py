@@ -44,14 +44,40 @@ def trace(stream: Any, inputs: Any) -> Trace:
     Args:
         stream: Object with `initial_cache` and `step`.
         inputs: Structure of symbolic tensors of batch size 1, as `step` takes.
+
+    Raises:
+        ValueError: An operation takes no symbolic tensors. The message names it or its layer.
     """
     cache = stream.initial_cache(1)
     initial = [np.asarray(ops.convert_to_numpy(leaf)) for leaf in keras.tree.flatten(cache)]
     states = [keras.KerasTensor(leaf.shape, str(leaf.dtype)) for leaf in initial]
     with recorded(outer=stream) as nodes:
-        outputs, following = stream.step(inputs, keras.tree.pack_sequence_as(cache, states))
+        try:
+            outputs, following = stream.step(inputs, keras.tree.pack_sequence_as(cache, states))
+        except Exception as error:  # whatever code that needs numbers raises for symbolic tensors
+            call = raising_call(error)
+            raise ValueError(
+                f"{stream.model.name if call is None else call.place} cannot be exported. State it "
+                f"in other operations of keras.ops. For symbolic tensors it raised {told(error)}"
+            ) from error
     flat = keras.tree.flatten
     return Trace(flat(inputs), states, flat(outputs), flat(following), initial, nodes)
+
+
+def raising_call(error: BaseException) -> Any:
+    """Returns the call in a graph of layers whose part raised an error, or `None`."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        call = getattr(traceback.tb_frame.f_locals.get("planned"), "call", None)
+        if call is not None:
+            return call
+        traceback = traceback.tb_next
+    return None
+
+
+def told(error: BaseException) -> str:
+    """Returns the type and the first words of an error, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextlib.contextmanager

@@ -69,6 +69,15 @@ def attend(x):
     return layers.MultiHeadAttention(1, 2)(y, y)
 
 
+class Slice(layers.Layer):
+    """Cuts padding by a number of steps, which is unknown in the model."""
+
+    def call(self, x):
+        rows, steps, channels = ops.shape(x)
+        padded = ops.pad(x, [[0, 0], [5, 0], [0, 0]])
+        return ops.slice(padded, (0, 0, 0), (rows, steps, channels))
+
+
 class Fill(Opaque):
     def compute(self, x):
         return fill(x)
@@ -98,6 +107,11 @@ def test_layers_of_ones_own_that_look_back_far_are_refused(length):
     for layer in (Shift(), Dilated(), *([] if length else [Echo()])):
         with pytest.raises(ValueError, match="does not stream"):
             to_stream(model(lambda x, layer=layer: layer(before(x)), length))
+
+
+def test_an_operation_that_raises_an_error_for_padding_is_named():
+    with pytest.raises(ValueError, match="slice.*in net/own, does not stream: for the first 5"):
+        to_stream(model(Slice(name="own")))
 
 
 def test_a_model_whose_outputs_are_never_finite_needs_an_example():

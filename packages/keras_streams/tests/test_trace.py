@@ -51,3 +51,16 @@ def test_operations_of_own_layers_carry_their_names():
     net = keras.Sequential([keras.Input((None, 3)), inner])
     with pytest.raises(ValueError, match="inner/own: the operation Erfinv has no C code"):
         c_source(exported_stream(net), "net")
+
+
+class Powers(layers.Layer):
+    """A loop whose counter is a number of Python, which Keras takes for arrays alone."""
+
+    def call(self, x):
+        return ops.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, x * y), (0, x))[1]
+
+
+def test_a_layer_that_takes_no_symbolic_tensors_is_named():
+    net = keras.Sequential([keras.Input((None, 3)), Powers(name="powers")])
+    with pytest.raises(ValueError, match="powers.*cannot be exported.*raised AttributeError"):
+        c_source(exported_stream(net), "net")
