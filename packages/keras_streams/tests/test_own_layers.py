@@ -79,7 +79,9 @@ def test_positions_of_a_model_of_any_length():
     x = keras.Input((None, 3))
     model = keras.Model(x, layers.Dense(2)(Positions(40, 3)(x)))
     check_equal(model, [noise(2, 16, 3)], max_context=16)
-    with pytest.raises(ValueError, match="positions.*does not stream.*max_context"):
+    # On JAX an embedding has rows of NaN for later positions; others raise an error.
+    advice = "" if keras.backend.backend() == "jax" else ".*max_context"
+    with pytest.raises(ValueError, match=f"positions.*does not stream{advice}"):
         to_stream(model)
 
 
