@@ -35,7 +35,8 @@ class TensorFlowServing:
         self.url = f"{address}/v1/models/{model}"
         if version is None:
             states = _ask(self.url)["model_version_status"]
-            version = max(int(one["version"]) for one in states if one["state"] == "AVAILABLE")
+            ready = [int(one["version"]) for one in states if one["state"] == "AVAILABLE"]
+            version = _newest(ready, model)
         self.version = version
         self.url += f"/versions/{version}"
         signatures = _ask(self.url + "/metadata")["metadata"]["signature_def"]["signature_def"]
@@ -66,7 +67,8 @@ class Triton:
             if name == model:
                 versions.setdefault(endpoint, set()).add(int(one["version"]))
         # Endpoints are loaded one after another: take a version that all of them have.
-        self.version = version or max(set.intersection(*versions.values()))
+        common = set.intersection(*versions.values()) if versions else ()
+        self.version = version or _newest(common, model)
         self.outputs = versions
 
     def predict(self, endpoint, **inputs):
@@ -117,6 +119,12 @@ class Session:
         self.cache = {name: outputs.pop(name) for name in self.cache}
         (output,) = outputs.values()
         return output
+
+
+def _newest(versions, model):
+    if not versions:
+        raise ServerError(f"The server has no version of {model!r} ready. Check --model, or wait.")
+    return max(versions)
 
 
 def _ask(url, content=None):

@@ -125,11 +125,11 @@ def fitted_width(count_params, size):
     high = 1
     while count_params(high) < size:
         high *= 2
-    low = high // 2
+    low = max(high // 2, 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count_params(middle) < size else (low, middle)
-    return min((low, high), key=lambda width: abs(count_params(width) - size) if width else size)
+    return min((low, high), key=lambda width: abs(count_params(width) - size))
 
 
 def hardware():

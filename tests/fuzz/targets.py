@@ -496,6 +496,14 @@ def _check_no_secret(model):
     assert not any((weight == SECRET).any() for weight in model.get_weights()), "a secret was read"
 
 
+def _damaged_config(content):
+    return damaged_json([json.loads(content)], _HOSTILE_CONFIGS)
+
+
+def _damaged_weights(folder):
+    return lambda content: damaged(_leading_elsewhere(folder, content))
+
+
 def _keras(folder, part, inputs):
     """A model whose file has one damaged part in an archive that is sound."""
     (folder / runs.RECIPE).write_text(zoo.recipe("trellisnet_char").to_json(), encoding="utf-8")
@@ -525,10 +533,7 @@ def keras_file(folder):
 
 @target
 def keras_config(folder):
-    def inputs(content):
-        return damaged_json([json.loads(content)], _HOSTILE_CONFIGS)
-
-    yield from _keras(folder, "config.json", inputs)
+    yield from _keras(folder, "config.json", _damaged_config)
 
 
 @target
@@ -543,10 +548,7 @@ def keras_classes(folder):
 
 @target
 def keras_weights(folder):
-    def inputs(content):
-        return damaged(_leading_elsewhere(folder, content))
-
-    yield from _keras(folder, "model.weights.h5", inputs)
+    yield from _keras(folder, "model.weights.h5", _damaged_weights(folder))
 
 
 @target
@@ -575,15 +577,9 @@ def _preset(folder, part, inputs):
 
 @target
 def preset_config(folder):
-    def inputs(content):
-        return damaged_json([json.loads(content)], _HOSTILE_CONFIGS)
-
-    yield from _preset(folder, "config.json", inputs)
+    yield from _preset(folder, "config.json", _damaged_config)
 
 
 @target
 def preset_weights(folder):
-    def inputs(content):
-        return damaged(_leading_elsewhere(folder, content))
-
-    yield from _preset(folder, "model.weights.h5", inputs)
+    yield from _preset(folder, "model.weights.h5", _damaged_weights(folder))

@@ -86,7 +86,7 @@ def find(path: str | PathLike) -> Path:
     """Returns a checkpoint, or the newest undamaged one in a folder.
 
     Raises:
-        ValueError: If there is none, or it is damaged.
+        ValueError: If the checkpoint is damaged, or the folder has no undamaged one.
     """
     path = Path(path).expanduser()
     if path.is_file():

@@ -392,8 +392,8 @@ class GrowingDepth(_Saved, keras.callbacks.Callback):
         epochs: Positive integer, number of these epochs.
 
     Raises:
-        ValueError: When training starts, if the model is none of `trellis_keras.models` with a
-            `TrellisLayer` as its backbone, or one of fewer levels than `depth`.
+        ValueError: When training starts, unless the model is from `trellis_keras.models` and its
+            backbone is a `TrellisLayer` with at least `depth` levels.
     """
 
     def __init__(self, depth: int, epochs: int) -> None:
