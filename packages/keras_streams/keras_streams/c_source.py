@@ -22,14 +22,14 @@ _BYTES = {"float": 4, "double": 8, "int64_t": 8, "int": 4, "int8_t": 1, "int16_t
 _MATH = "fabs sqrt expm1 log log1p pow erf sin cos floor ceil rint exp tanh fmod".split()
 
 
-def _read_operations():
-    """Returns {name: text} of the functions in `operations.c`."""
-    text = pathlib.Path(__file__).with_name("operations.c").read_text()
+def read_operations(name: str) -> dict[str, str]:
+    """Returns {name: text} of the functions in a C file beside this one."""
+    text = pathlib.Path(__file__).with_name(name).read_text()
     functions = text.strip().split("\n\n")[1:]
     return {re.search(r"^static .*?(\w+)\(", f, re.M)[1]: f for f in functions}
 
 
-HELPERS = _read_operations()
+HELPERS = read_operations("operations.c")
 _LIBRARY = {  # float64 has the functions of the C library
     "logarithm": "log(x)",
     "logarithm_of_1_plus": "log1p(x)",
