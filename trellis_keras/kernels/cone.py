@@ -172,9 +172,6 @@ def read(wanted: np.ndarray | None, available: np.ndarray | None, offset: int = 
     Args:
         wanted, available: Ascending arrays, or both None: all positions, of an unknown number.
         offset: Number of steps back.
-
-    Raises:
-        ValueError: A wanted position after the first available one is not available.
     """
     if wanted is None or available is None:
         return Read(offset, None)

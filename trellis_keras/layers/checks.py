@@ -18,11 +18,7 @@ def is_integer(value: Any, minimum: float = -math.inf) -> bool:
 
 
 def check_integer(name: str, value: Any, minimum: float = -math.inf) -> int:
-    """Returns an argument as a Python integer (NumPy integers are not JSON serializable).
-
-    Raises:
-        ValueError: It is not an integer, or less than `minimum`.
-    """
+    """Returns an argument as a Python integer (NumPy integers are not JSON serializable)."""
     if not is_integer(value, minimum):
         wanted = "an integer" if minimum == -math.inf else f"an integer >= {minimum}"
         wanted = "a positive integer" if minimum == 1 else wanted
@@ -31,11 +27,7 @@ def check_integer(name: str, value: Any, minimum: float = -math.inf) -> int:
 
 
 def check_positive(**arguments: Any) -> tuple[int, ...]:
-    """Returns the arguments as Python integers.
-
-    Raises:
-        ValueError: An argument is not a positive integer.
-    """
+    """Returns the arguments as Python integers."""
     return tuple(check_integer(name, value, minimum=1) for name, value in arguments.items())
 
 
@@ -58,11 +50,7 @@ def check_tokens(tokens: Any, vocabulary_size: int) -> None:
 
 
 def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputSpec:
-    """Returns the input spec of a layer built for sequences (batch, time, channels).
-
-    Raises:
-        ValueError: `input_shape` is not of rank 3.
-    """
+    """Returns the input spec of a layer built for sequences (batch, time, channels)."""
     if len(input_shape) != 3:
         raise ValueError(
             f"{type(layer).__name__} needs inputs (batch, time, channels). "
@@ -87,9 +75,6 @@ def without_removed(config: dict[str, Any], **removed: Any) -> dict[str, Any]:
     Args:
         config: Config of a layer.
         **removed: The former default of each removed option.
-
-    Raises:
-        ValueError: A removed option has another value.
     """
     for name, default in removed.items():
         if config.get(name, default) != default:

@@ -66,9 +66,6 @@ class GridLSTMCell(RecurrentCell):
     Returns:
         The output (batch, units), or (batch, 2 * units), and the list of the new states.
 
-    Raises:
-        ValueError: An argument out of range, or inputs or states whose shape does not match.
-
     At masked steps `keras.layers.RNN` repeats the previous output, except on JAX, where
     it returns the first state instead. The output of this cell is not one of its states, so on JAX
     use `zero_output_for_mask=True` and read the outputs at the valid steps.

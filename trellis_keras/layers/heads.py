@@ -54,9 +54,6 @@ class Head(keras.layers.Layer):
 
         Args:
             embedding: `keras.layers.Embedding` of (vocabulary_size, channels).
-
-        Raises:
-            ValueError: If the embedding has a different number of tokens.
         """
         if embedding.input_dim != self.vocabulary_size:
             raise ValueError(
@@ -76,9 +73,6 @@ class Head(keras.layers.Layer):
         Returns:
             Tensor of the shape of `targets`, at least float32; NaN for a target outside
             [0, vocabulary_size).
-
-        Raises:
-            ValueError: If the shapes do not match.
         """
         hidden, targets = ops.convert_to_tensor(hidden), ops.convert_to_tensor(targets)
         if not shapes_match(targets.shape, hidden.shape[:-1]):
@@ -152,10 +146,6 @@ class DenseHead(Head):
 
     Returns:
         Log-probabilities (..., V), at least float32.
-
-    Raises:
-        ValueError: If `vocabulary_size` is not positive, or a tied embedding has a different number
-            of tokens or channels.
 
     Example:
 
@@ -252,10 +242,6 @@ class MixtureOfSoftmaxes(DenseHead):
 
     Returns:
         Log-probabilities (..., time, V), at least float32.
-
-    Raises:
-        ValueError: If an argument is out of range, or a tied embedding does not have the width of
-            the latent vectors.
 
     Example:
 
@@ -455,10 +441,6 @@ class AdaptiveSoftmax(Head):
     Returns:
         Log-probabilities (..., V), at least float32.
 
-    Raises:
-        ValueError: If an argument is out of range or `div_value` leaves a tail without channels;
-            with a tied embedding, if its shape does not match or `div_value` is not 1.
-
     Example:
 
     >>> head = AdaptiveSoftmax(vocabulary_size=1000, cutoffs=(100, 400), div_value=2)
@@ -634,11 +616,7 @@ def _nll(targets, logits):
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
-    """Returns the first words of the tails as a list.
-
-    Raises:
-        ValueError: Unless they are increasing integers between 1 and `vocabulary_size` - 1.
-    """
+    """Returns the first words of the tails as a list."""
     cutoffs = list(cutoffs)
     bounds = [0, *cutoffs, vocabulary_size]
     integers = all(is_integer(c) for c in cutoffs)

@@ -74,10 +74,6 @@ class LRUCell(RecurrentCell):
     Returns:
         h1' (batch, units), and the list of h2' (batch, units).
 
-    Raises:
-        ValueError: An argument out of range, an input whose width is not `units`, or states of the
-            wrong number or shape.
-
     `LRU` computes the same function faster. It also repeats outputs at masked steps, as
     Keras documents; on JAX `keras.layers.RNN` repeats the state instead, which differs from this
     cell's output.
@@ -255,10 +251,6 @@ class LRU(StatefulLayer):
     Returns:
         y (batch, time, units); without `return_sequences`, (batch, units). With `return_state`, a
         tuple of y and the `depth` last states, each (batch, units).
-
-    Raises:
-        ValueError: An argument out of range, an input whose width is not `units` with
-            `input_projection=False`, or states of the wrong number or shape.
 
     Example:
 
@@ -449,9 +441,6 @@ class LRU(StatefulLayer):
         Args:
             batch_size: Number of rows.
             initial_state: As in the call. Defaults to zeros.
-
-        Raises:
-            ValueError: The layer is not built, or states of the wrong number or shape.
 
         Example:
 

@@ -38,9 +38,6 @@ def count_outputs(
         layer: Layer with the attributes `return_sequences`, `go_backwards` and `output_length`.
         time: Length of the input, or None if unknown.
         output_length: The call argument.
-
-    Raises:
-        ValueError: The layer returns fewer steps, or the input is shorter.
     """
     check_output_length(output_length, layer.return_sequences, layer.go_backwards)
     if not layer.return_sequences:

@@ -32,9 +32,6 @@ class GateInitializer(keras.initializers.Initializer):
             scale with it (`keras.initializers.VarianceScaling`, hence Glorot, He and LeCun) use it.
             Defaults to the number of rows of the kernel.
 
-    Raises:
-        ValueError: `gates` is not a positive integer.
-
     Example:
 
     >>> kernel = GateInitializer("glorot_uniform", gates=4, fan_in=128)((64, 256))
@@ -100,9 +97,6 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
         recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
-
-    Raises:
-        ValueError: `units` not positive, or a rate outside [0, 1).
     """
 
     def __init__(

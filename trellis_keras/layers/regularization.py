@@ -99,9 +99,6 @@ class VariationalDropout(_MaskDropout):
     Returns:
         Tensor of the shape of `inputs`. Kept channels are scaled by `1 / (1 - rate)`.
 
-    Raises:
-        ValueError: `rate` outside [0, 1), or inputs without a time axis.
-
     Example:
 
     >>> y = VariationalDropout(0.3, seed=1)(np.ones((2, 5, 4), "float32"), training=True)
@@ -146,9 +143,6 @@ class EmbeddingDropout(_MaskDropout):
 
     Returns:
         Tensor of the shape of `embedded`.
-
-    Raises:
-        ValueError: `rate` outside [0, 1), or `input_dim` not positive.
 
     Example:
 
@@ -195,9 +189,6 @@ class DropConnect(_MaskDropout):
 
     Returns:
         Tensor of the shape of `kernel`.
-
-    Raises:
-        ValueError: `rate` outside [0, 1).
 
     Example:
 
@@ -263,10 +254,6 @@ class ConvolutionKernel(keras.layers.Layer):
 
     Returns:
         Tensor (tap, in, out), the kernel to convolve with.
-
-    Raises:
-        ValueError: `kernel_size` or `filters` not positive, `dropout` outside [0, 1), or, with
-            `weight_norm`, an initializer that draws different numbers each time.
 
     Example:
 

@@ -51,9 +51,6 @@ class RHNCell(RecurrentCell):
     Returns:
         The output s_L (batch, units), and the list of the new state, also s_L.
 
-    Raises:
-        ValueError: An argument out of range, or inputs or states whose shape does not match.
-
     Example:
 
     >>> rnn = keras.layers.RNN(RHNCell(4, transition_depth=3), return_sequences=True)

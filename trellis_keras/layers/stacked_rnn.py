@@ -63,9 +63,6 @@ class StackedRNN(StatefulLayer):
         y (batch, time, channels of the last layer); without `return_sequences`, (batch, channels).
         With `return_state`, a tuple of y and the states.
 
-    Raises:
-        ValueError: An unsupported layer or layer option, or states of the wrong number or shape.
-
     Example:
 
     >>> options = {"return_sequences": True, "return_state": True}
@@ -177,9 +174,6 @@ class StackedRNN(StatefulLayer):
         Args:
             batch_size: Number of rows.
             initial_state: As in the call. Defaults to the layers' initial states (zeros).
-
-        Raises:
-            ValueError: The layer is not built, or states of the wrong number or shape.
 
         Example:
 

@@ -71,10 +71,6 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
             batch_size: Number of rows: an integer, a scalar tensor, or None if unknown.
             initial_state: The call's argument: a list of states, a single state, or None.
             training: Whether to read the carried states of training, or those of evaluation.
-
-        Raises:
-            ValueError: States of the wrong number or shape, or no states are carried for this
-                batch size.
         """
         if initial_state is None:
             if not self.stateful:
@@ -85,11 +81,7 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def given_states(
         self, initial_state: Tensor | Sequence[Tensor], rows: int | None
     ) -> list[Tensor]:
-        """Returns the argument `initial_state` of a call or of `initial_cache` as a list.
-
-        Raises:
-            ValueError: States of the wrong number or shape.
-        """
+        """Returns the argument `initial_state` of a call or of `initial_cache` as a list."""
         if not isinstance(initial_state, (list, tuple)):
             initial_state = [initial_state]
         shapes = [tuple(state.shape) for state in initial_state]
@@ -116,9 +108,6 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
                 `LanguageModel` does so automatically.)
             training: True for the states of training, False for those of evaluation, None
                 (default) for both.
-
-        Raises:
-            ValueError: The layer is not stateful.
         """
         if not self.stateful:
             raise ValueError("`reset_state` needs a layer with `stateful=True`.")
@@ -204,9 +193,6 @@ class CarriedStates(keras.layers.Layer):
 
         Args:
             batch_size: Number of rows: an integer, a scalar tensor, or None if unknown.
-
-        Raises:
-            ValueError: There are no states for this batch size.
         """
         if self.rows is None:
             raise ValueError(

@@ -123,9 +123,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     Returns:
         Tensor (batch, time, filters), zero at masked steps.
 
-    Raises:
-        ValueError: Arguments out of range.
-
     Example:
 
     >>> TCNBlock(8, kernel_size=3, dilation_rate=2)(np.zeros((2, 7, 4), "float32")).shape
@@ -329,9 +326,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
 
         Args:
             batch_size: Positive integer, number of rows.
-
-        Raises:
-            ValueError: The layer is not built or not causal.
         """
         check_start(self, batch_size)
         return [ops.zeros(shape, self.compute_dtype) for shape in self.cache_shapes(batch_size)]
@@ -491,9 +485,6 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
         receptive_field: Positive integer, number of steps that an output must depend on.
         kernel_size: Integer, number of taps, at least 2.
 
-    Raises:
-        ValueError: Arguments out of range.
-
     Example:
 
     >>> depth_for(168, kernel_size=3)
@@ -554,9 +545,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
     Returns:
         Tensor (batch, time, filters); without `return_sequences`, (batch, filters). Outputs of
         masked steps, and of rows without a valid step, are zero.
-
-    Raises:
-        ValueError: Arguments out of range, or inputs shorter than `output_length`.
 
     To migrate from keras-tcn, see docs/keras_tcn.md.
 
@@ -742,9 +730,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
 
         Args:
             batch_size: Positive integer, number of rows.
-
-        Raises:
-            ValueError: The layer is not built or not causal.
 
         Example:
 

@@ -314,10 +314,6 @@ class TrellisLayer(StatefulLayer):
         output_units) with `return_aux`, and the states, each (batch, units), with `return_state`.
         Without `return_sequences`, y and the auxiliary outputs have no time axis.
 
-    Raises:
-        ValueError: Arguments out of range or inconsistent, inputs shorter than `output_length`,
-            or states of the wrong number or shape.
-
     Example:
 
     >>> layer = TrellisLayer(units=12, depth=5, output_units=4)
@@ -820,9 +816,6 @@ class TrellisLayer(StatefulLayer):
             dilation, ascending: (batch, levels, steps, units), the last states of the level below
             each level with this dilation.
 
-        Raises:
-            ValueError: The layer is not built or not causal, or a tensor has the wrong shape.
-
         Example:
 
         >>> layer = TrellisLayer(units=12, depth=5, output_units=4)
@@ -859,10 +852,6 @@ class TrellisLayer(StatefulLayer):
 
         Returns:
             The output y (batch, output_units) of this step, and the new cache.
-
-        Raises:
-            ValueError: The layer is not built, x has the wrong shape, or the cache belongs to
-                another batch size or layer.
         """
         x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         if not kernels.enabled():
@@ -904,9 +893,6 @@ class TrellisLayer(StatefulLayer):
 
         Returns:
             The outputs y (batch, time, output_units), and the cache after the last step.
-
-        Raises:
-            ValueError: As in `step`.
         """
         x, cache = check_stream(self, x, cache)
         time = ops.shape(x)[1]
@@ -1145,9 +1131,6 @@ class MixedGroupKernel(ConvolutionKernel):
         recurrent: Whether the operand is h (the groups), or x (which feeds the first group).
         **kwargs: As in `ConvolutionKernel`.
 
-    Raises:
-        ValueError: `filters` is not a multiple of the sum of the groups, or as `ConvolutionKernel`.
-
     Example:
 
     >>> kernel = MixedGroupKernel(2, 3, groups=[1, 1, 1], recurrent=True, initializer="ones")
@@ -1205,12 +1188,7 @@ class MixedGroupKernel(ConvolutionKernel):
 
 
 def _gated_activation(cell, units, dtype):
-    """Returns the gated activation with the given name, or checks and returns a layer.
-
-    Raises:
-        ValueError: An unknown name, a layer without the interface of `GatedActivation`, or a layer
-            with another number of units.
-    """
+    """Returns the gated activation with the given name, or checks and returns a layer."""
     if isinstance(cell, str) and cell in _GATES:
         return _GATES[cell](units, dtype=dtype)
     if isinstance(cell, dict):

@@ -61,10 +61,6 @@ class BackboneModel(SublayersMixin, keras.Model):
         not use a CPU's bfloat16 units. In float64, XLA in TensorFlow 2.21 has computed wrong
         gradients of gated activations on a CPU: `jit_compile=True` warns.) A `PolyphonicModel`,
         whose inputs differ in length, is an exception. On other devices Keras decides.
-
-        Raises:
-            ValueError: If the model is distributed over several replicas and the backbone is
-                stateful, or XLA or several steps per execution are requested.
         """
         self._check_replicas(jit_compile, steps_per_execution)
         self._asked_to_compile = jit_compile
@@ -190,11 +186,7 @@ class BackboneModel(SublayersMixin, keras.Model):
     def load_weights(
         self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """Loads weights as `keras.Model.load_weights` does, safely from untrusted files.
-
-        Raises:
-            ValueError: If the file is damaged, refers to other files, or does not match the model.
-        """
+        """Loads weights as `keras.Model.load_weights` does, safely from untrusted files."""
         check_file(filepath)
         try:
             super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
@@ -262,18 +254,11 @@ class BackboneModel(SublayersMixin, keras.Model):
 
         Args:
             batch_size: Positive integer, number of rows.
-
-        Raises:
-            ValueError: If the model is not built, or its backbone does not stream.
         """
         return self.stream().initial_cache(batch_size)
 
     def stream(self) -> Any:
-        """Returns the backbone's stream, see `keras_streams.to_stream`.
-
-        Raises:
-            ValueError: If the model is not built, or its backbone does not stream.
-        """
+        """Returns the backbone's stream, see `keras_streams.to_stream`."""
         check_built(self)
         return self._stream
 
@@ -297,11 +282,7 @@ class BackboneModel(SublayersMixin, keras.Model):
 
 
 def token_ids(tokens: Tensor) -> Tensor:
-    """Returns tokens as an integer tensor that can be compared with any vocabulary size.
-
-    Raises:
-        ValueError: If the tokens are not integers.
-    """
+    """Returns tokens as an integer tensor that can be compared with any vocabulary size."""
     tokens = ops.convert_to_tensor(tokens)
     dtype = keras.backend.standardize_dtype(tokens.dtype)
     if not keras.backend.is_int_dtype(dtype):
@@ -310,11 +291,7 @@ def token_ids(tokens: Tensor) -> Tensor:
 
 
 def embed(embedding: keras.layers.Embedding, tokens: Tensor) -> Tensor:
-    """Returns the embedding of tokens (...), NaN for ids outside the vocabulary.
-
-    Raises:
-        ValueError: If the tokens are not integers.
-    """
+    """Returns the embedding of tokens (...), NaN for ids outside the vocabulary."""
     tokens = token_ids(tokens)
     # On some backends a lookup outside the vocabulary finds another token.
     is_token = (tokens >= 0) & (tokens < embedding.input_dim)
@@ -333,11 +310,7 @@ def serialize_unbuilt(layer: keras.Layer) -> dict:
 
 
 def text_rows(tokens: np.ndarray, vocabulary_size: int) -> np.ndarray:
-    """Returns texts (time,) or (batch, time) of at least two tokens as an int32 array of rows.
-
-    Raises:
-        ValueError: If the shape is wrong, or tokens lie outside the vocabulary.
-    """
+    """Returns texts (time,) or (batch, time) of at least two tokens as an int32 array of rows."""
     if tokens.ndim not in (1, 2) or tokens.size == 0 or tokens.shape[-1] < 2:
         raise ValueError(
             "`tokens` must have axes (time,) or (batch, time), with two steps or more. "

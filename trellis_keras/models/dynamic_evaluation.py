@@ -46,9 +46,6 @@ class DynamicEvaluation:
         rule: `"rms"` or `"sgd"`. Defaults to `"rms"`.
         segment_length: Positive integer, number of targets between two steps. Defaults to 5.
 
-    Raises:
-        ValueError: If an argument is invalid, or the backend is not TensorFlow or JAX.
-
     Example:
 
     >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
@@ -104,9 +101,6 @@ class DynamicEvaluation:
             batches: Batches (x, y) or (x, y, weight), such as a `data.TokenStream` of the training
                 text. Each batch starts with an empty cache.
             steps: Positive integer, number of batches to use. Defaults to `None`, all of them.
-
-        Raises:
-            ValueError: If there are no batches.
         """
         weights, others = self._weights()
         squares, count = [np.zeros(w.shape, "float64") for w in self.model.trainable_variables], 0
@@ -132,10 +126,6 @@ class DynamicEvaluation:
         Args:
             tokens: Integer array (time,), or (batch, time) for texts that are read in parallel
                 and learned from together. N tokens have N - 1 targets.
-
-        Raises:
-            ValueError: If tokens lie outside the vocabulary, there is no target, or the statistics
-                for the rule `"rms"` are missing.
         """
         return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
 
@@ -144,9 +134,6 @@ class DynamicEvaluation:
 
         Args:
             tokens: As in `evaluate`.
-
-        Raises:
-            ValueError: As in `evaluate`.
         """
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.model.vocabulary_size)

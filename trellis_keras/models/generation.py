@@ -58,10 +58,6 @@ class TextGenerator:
         Returns:
             Log-probabilities (batch, V) of the next token, and the new cache.
 
-        Raises:
-            ValueError: If the backbone does not stream, the model is not built, or tokens and cache
-                do not match.
-
         Example:
 
         >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
@@ -82,9 +78,6 @@ class TextGenerator:
 
         Returns:
             Log-probabilities (batch, V) of the token after the prompt, and the cache.
-
-        Raises:
-            ValueError: As in `step`, or if there are no tokens.
         """
         hidden, cache = self.hidden_prefill(tokens, cache)
         return self.next_log_probs(hidden[:, -1], cache), cache
@@ -131,13 +124,6 @@ class TextGenerator:
             A row ends with its first stop token after the prompt; shorter rows of ids are padded
             with it.
 
-        Raises:
-            ValueError: If there are no prompts, or one is empty or has unknown tokens, if
-                `max_length` is not greater than the longest prompt, if the sampler is unknown, has
-                settings out of their range (such as a temperature of NaN) or is unsupported
-                (speculative decoding needs a draft model, and a cache that can return
-                to an earlier token), or if the backbone does not stream.
-
         Example:
 
         >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
@@ -171,9 +157,6 @@ class TextGenerator:
         Returns:
             An iterator over non-empty pieces of text (never part of a multi-byte character), or
             over integers for token ids. Iteration may stop at any point.
-
-        Raises:
-            ValueError: As in `generate`, before the first piece.
 
         Example:
 

@@ -84,10 +84,6 @@ class LanguageModel(TextGenerator, TokenBackbone):
         Log-probabilities, at least float32: of all tokens at each position (batch, time, V), or
         of the targets (batch, n).
 
-    Raises:
-        ValueError: If arguments are inconsistent, or tokens are not integers or lie outside
-            the vocabulary.
-
     Example:
 
     >>> backbone = TrellisLayer(units=24, depth=6, output_units=16)
@@ -253,9 +249,6 @@ class LanguageModel(TextGenerator, TokenBackbone):
             y_pred: The log-probabilities of the targets, `model(model.loss_inputs(x, y, weight))`.
             sample_weight: Tensor (batch,) or (batch, n). Defaults to 1 for every token.
             training: Boolean, whether to add the terms of the training loss.
-
-        Raises:
-            ValueError: If `y_pred` does not have the shape of the targets.
         """
         if not shapes_match(y_pred.shape, y.shape):
             raise ValueError(
@@ -303,10 +296,6 @@ class LanguageModel(TextGenerator, TokenBackbone):
             run_eagerly, steps_per_execution, auto_scale_loss: As in Keras.
             jit_compile: Boolean or `"auto"`, which also compiles with XLA on a CPU if the backbone
                 is faster with it, see `BackboneModel.compile`. Defaults to `"auto"`.
-
-        Raises:
-            ValueError: If a metric is not a metric object, or an option is not supported on several
-                replicas of `tf.distribute`.
         """
         metrics = [] if metrics is None else metrics
         metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
@@ -372,10 +361,6 @@ class LanguageModel(TextGenerator, TokenBackbone):
                 batches Keras would shuffle, and with a stateful backbone.
             class_weight: Must be `None`.
             **kwargs: Other arguments of `keras.Model.fit`.
-
-        Raises:
-            ValueError: If tokens lie outside the vocabulary, or the batches are unsuitable for a
-                stateful backbone.
         """
         check_no_class_weight(class_weight)
         is_tuple = isinstance(validation_data, tuple)
@@ -444,9 +429,6 @@ class LanguageModel(TextGenerator, TokenBackbone):
             x: The data passed to `fit`, `evaluate` or `predict`.
             batch_size: As in Keras.
             training: Boolean, whether to allocate the states of training or of evaluation.
-
-        Raises:
-            ValueError: If the batch size varies or is not known in advance.
         """
         rows = rows_per_batch(x, batch_size)
         self.backbone.reset_state(rows, training)
@@ -510,12 +492,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
     def load_weights(
         self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """Loads weights as `keras.Model.load_weights` does, after checking the vocabulary.
-
-        Raises:
-            ValueError: If the file is damaged, refers to other files, belongs to a model with a
-                different vocabulary, or does not match the model.
-        """
+        """Loads weights as `keras.Model.load_weights` does, after checking the vocabulary."""
         if not skip_mismatch:
             self._check_vocabulary(filepath)
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)

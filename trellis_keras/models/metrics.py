@@ -88,9 +88,6 @@ class CrossEntropy(ExactMean):
             nll: Tensor of any shape, the negative log-likelihood of each token in nats.
             sample_weight: Tensor of the shape of `nll` or of its leading axes, such as (batch,)
                 for an `nll` of (batch, time). Defaults to 1 for every token.
-
-        Raises:
-            ValueError: If it receives targets and outputs, as Keras models pass them.
         """
         if others:
             raise ValueError(

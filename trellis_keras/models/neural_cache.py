@@ -41,9 +41,6 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         theta: Nonnegative float, inverse temperature of the similarity. Defaults to 0.3.
         mix: Float in (0, 1), weight of the cache. Defaults to 0.1.
 
-    Raises:
-        ValueError: If an argument is invalid.
-
     Example:
 
     >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
@@ -78,9 +75,6 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         """Returns the cache before the first token of `batch_size` rows.
 
         It holds the model's cache, the last `size` + 1 tokens, and the hidden states after them.
-
-        Raises:
-            ValueError: If the model is not built, or its backbone does not stream.
         """
         cache = self.model.initial_cache(batch_size)
         width = self.model.embedding_dim
@@ -129,9 +123,6 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         Args:
             tokens: Integer array (time,), or (batch, time) for texts that are read in parallel,
                 each with its own cache. N tokens have N - 1 targets.
-
-        Raises:
-            ValueError: If tokens lie outside the vocabulary, or there is no target.
         """
         return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
 
@@ -140,9 +131,6 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
         Args:
             tokens: As in `evaluate`.
-
-        Raises:
-            ValueError: As `evaluate`.
         """
         return -ops.convert_to_numpy(self._mixed(*self.log_probabilities(tokens)))
 
@@ -151,9 +139,6 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
         Args:
             tokens: As in `evaluate`.
-
-        Raises:
-            ValueError: As in `evaluate`.
         """
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.vocabulary_size)

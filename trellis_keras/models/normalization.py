@@ -74,9 +74,6 @@ class Standardization(keras.layers.Layer):
         Args:
             data: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks, so
                 they may be memory-mapped.
-
-        Raises:
-            ValueError: If a channel has no values, or an infinite one.
         """
         count = total = np.zeros(())
         for block in _blocks(data):

@@ -45,11 +45,6 @@ class PolyphonicModel(SequenceModel):
         Logits (batch, time, keys) of the next frames, at least float32. `keras.ops.sigmoid`
         converts them to probabilities.
 
-    Raises:
-        ValueError: If arguments are out of range, the backbone's outputs do not match, a piano roll
-            has the wrong number of keys or values other than 0 and 1, or all sample weights of a
-            row are 0.
-
     Example:
 
     >>> model = PolyphonicModel(TrellisLayer(units=12, depth=4), keys=88)

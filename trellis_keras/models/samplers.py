@@ -37,9 +37,6 @@ def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
     Args:
         sampler: A name, or a `keras_nlp.samplers.Sampler`.
         vocabulary_size: Positive integer.
-
-    Raises:
-        ValueError: If the sampler is unknown or unsupported.
     """
     samplers = library()
     by_name = {

@@ -56,11 +56,6 @@ class SequenceClassifier(SequenceModel):
         Logits (batch, num_classes), or (batch, time, num_classes) with `per_step`, at least
         float32; probabilities with activation="softmax".
 
-    Raises:
-        ValueError: If arguments are out of range, the backbone's outputs do not match, inputs have
-            the wrong shape, labels lie outside [0, num_classes), or all sample weights of a row
-            are 0.
-
     Example:
 
     >>> backbone = TrellisLayer(units=8, depth=4, return_sequences=False)

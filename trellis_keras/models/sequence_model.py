@@ -224,9 +224,6 @@ class SequenceModel(BackboneModel):
         Args:
             inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
                 so they may be memory-mapped.
-
-        Raises:
-            ValueError: If the model has normalize=False, or a channel has no values.
         """
         if self.input_normalization is None:
             raise ValueError("`adapt` needs a model with normalize=True.")
@@ -274,10 +271,6 @@ class SequenceModel(BackboneModel):
                 weights (and the mask). With the default loss they default to the metrics described
                 in the class.
             **kwargs: Other arguments of `keras.Model.compile`.
-
-        Raises:
-            ValueError: If the loss does not match the outputs, such as a loss on probabilities for
-                outputs that are logits.
         """
         if loss is not None:
             loss = self._own_loss(loss)
@@ -382,11 +375,7 @@ class SequenceModel(BackboneModel):
         class_weight: dict | None = None,
         **kwargs: Any,
     ) -> keras.callbacks.History:
-        """Trains as `keras.Model.fit`, after checking arrays or a `PyDataset`'s first batch.
-
-        Raises:
-            ValueError: If inputs, targets or weights do not match the model.
-        """
+        """Trains as `keras.Model.fit`, after checking arrays or a `PyDataset`'s first batch."""
         if self.per_step:
             check_no_class_weight(class_weight)
         self.check_adapted()
@@ -496,9 +485,6 @@ class SequenceModel(BackboneModel):
         Returns:
             This step's output (batch, units), as in a call without dropout, and the new cache. A
             last-step model returns its output for the sequence that ends with this step.
-
-        Raises:
-            ValueError: As in `initial_cache`, or if x and cache do not match.
         """
         hidden, cache = self.stream().step(self._features(x), cache)
         return self._outputs(hidden), cache
@@ -508,9 +494,6 @@ class SequenceModel(BackboneModel):
 
         Returns:
             The outputs (batch, time, units), and the cache after the last step.
-
-        Raises:
-            ValueError: As in `step`, or if the model is not per-step.
         """
         if not self.per_step:
             raise ValueError(
@@ -528,11 +511,7 @@ class SequenceModel(BackboneModel):
         return self._outputs(hidden), cache
 
     def export_stream(self) -> ExportedStream:
-        """Returns the stream that exporters of steps write, with its outputs for a reader.
-
-        Raises:
-            ValueError: If the model does not stream, has no statistics, or masks tokens.
-        """
+        """Returns the stream that exporters of steps write, with its outputs for a reader."""
         self.check_adapted()
         stream, embedding = self.stream(), self.embedding
         if embedding is not None and embedding.mask_zero:
@@ -622,11 +601,7 @@ _CROSS_ENTROPIES = {
 
 
 def _of_logits(loss):
-    """Returns a cross-entropy given by name as a loss with `from_logits=True`.
-
-    Raises:
-        ValueError: If a loss object or function expects probabilities.
-    """
+    """Returns a cross-entropy given by name as a loss with `from_logits=True`."""
     if isinstance(loss, str):
         if loss.lower() in ("ce", "crossentropy"):  # Keras' short names
             loss = "sparse_categorical_crossentropy"

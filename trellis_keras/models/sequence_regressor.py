@@ -36,10 +36,6 @@ class SequenceRegressor(SequenceModel):
     Returns:
         Tensor (batch, units), or (batch, time, units) with `per_step`, at least float32.
 
-    Raises:
-        ValueError: If arguments are out of range, the backbone's outputs do not match, inputs or
-            targets have the wrong shape, or all sample weights of a row are 0.
-
     Example:
 
     >>> model = SequenceRegressor(keras.layers.GRU(8))

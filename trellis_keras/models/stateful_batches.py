@@ -20,9 +20,6 @@ def rows_per_batch(x: Any, batch_size: int | None) -> int:
     Args:
         x: The data passed to `fit`, `evaluate` or `predict`.
         batch_size: As in Keras.
-
-    Raises:
-        ValueError: If the batch size varies or is not known in advance.
     """
     return _rows(x, batch_size) * _processes()
 

@@ -102,9 +102,6 @@ class TokenBackbone(BackboneModel):
             A dict with `"hidden"` (batch, output_length, channels), the head's input before output
             dropout, and, if the backbone has auxiliary outputs, `"aux"`
             (batch, number, output_length, channels).
-
-        Raises:
-            ValueError: If the tokens are not integers.
         """
         tokens = token_ids(tokens)
         within = ops.clip(tokens, 0, self.vocabulary_size - 1)
@@ -124,9 +121,6 @@ class TokenBackbone(BackboneModel):
 
         Args:
             tokens: Integer tensor (...).
-
-        Raises:
-            ValueError: If the tokens are not integers.
         """
         return ops.cast(embed(self.embedding, tokens), self.compute_dtype)
 
