@@ -363,7 +363,7 @@ def test_lattices_that_do_not_fit():
     with pytest.raises(ValueError, match="convention"):
         load_torch_state_dict(built(LRU(3, 2, variant="rg")), lattice_weights(variant_gates=3))
     with pytest.raises(ValueError, match="projection"):
-        load_torch_state_dict(built(LRU(3, 2, input_projection=True)), state)
+        load_torch_state_dict(built(LRU(4, 2)), state)
     with pytest.raises(ValueError, match="Build the model"):
         load_torch_state_dict(LRU(3, 2), state)
 

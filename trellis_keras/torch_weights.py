@@ -317,7 +317,8 @@ def _of_tcn(layer):
 def _of_lru(layer):
     if getattr(layer, "projection", None) is not None:
         raise ValueError(
-            "The authors' lattices have no input projection. Received: input_projection=True"
+            "The authors' lattices have no projection of inputs without `units` channels. "
+            f"Received: {layer.input_channels} channels, units={layer.units}"
         )
     found = []
     for i, cell in enumerate(_lru_cells(layer)):

@@ -50,7 +50,7 @@ def random_net(seed, dtype="float32"):
             "output_units": some(2, units),
             "kernel_size": some(1, 3),
             "dilation_rate": [some(1, 4) for _ in range(some(1, 3))],
-            "cell": one_of("lstm", "gru", "mgu", "rnn"),
+            "cell": one_of("lstm", "gru", "rnn"),
             "injection_every": one_of(1, 1, 2),
             "weight_norm": one_of(True, False),
         }

@@ -87,12 +87,6 @@ def test_xla_does_not_derive_a_key_for_each_number(make):
     assert not np.array_equal(first, second)
 
 
-def test_auxiliary_axis():
-    y = np.asarray(VariationalDropout(0.5, seed=2)(np.ones((3, 4, 5, 6), "float32"), training=True))
-    assert np.array_equal(y.min(axis=2), y.max(axis=2))
-    assert np.any(y[:, 0] != y[:, 1])
-
-
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint8"])
 def test_a_word_is_dropped_everywhere(dtype):
     tokens = np.array([[1, 2, 1], [2, 1, 1]], dtype)

@@ -1,6 +1,5 @@
 """The recurrent cells in `keras.layers.RNN`, RHN and Grid-LSTM equations, and StackedRNN."""
 
-import contextlib
 import functools
 import itertools
 import re
@@ -11,7 +10,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats, gradients_of_run
+from tests.support.golden import (
+    either,
+    family,
+    floats,
+    gradients_of_run,
+    grid_weights,
+    highway_weights,
+)
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_close,
@@ -24,7 +30,6 @@ from tests.support.layer_checks import (
     randomize,
 )
 from tests.support.parameters import slow_but
-from trellis_keras import kernels
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell, StackedRNN, VariationalDropout
 
 both = pytest.mark.both_backends
@@ -138,18 +143,13 @@ def test_each_row_and_cell_has_one_mask_for_all_steps(recurrent):
     assert np.isclose(alone[0], 0.5).any() and np.any(alone[0] != alone[1])
 
 
-BAD = {
-    "recurrent_dropout=-0.1": (GridLSTMCell, {"recurrent_dropout": -0.1}),
-    "transition_depth=1.5": (RHNCell, {"transition_depth": 1.5}),
-    '`update` must be "parallel" or "sequential".*both': (GridLSTMCell, {"update": "both"}),
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_bad_arguments(message):
-    make, options = BAD[message]
-    with pytest.raises(ValueError, match=message):
-        make(**({"units": 4} | options))
+@pytest.mark.parametrize(
+    ("cell", "argument", "value"),
+    [(RHNCell, "transition_depth", 1.5), (GridLSTMCell, "update", "both")],
+)
+def test_bad_arguments(cell, argument, value):
+    with pytest.raises(ValueError, match=argument):
+        cell(4, **{argument: value})
 
 
 @both
@@ -158,23 +158,13 @@ def test_bad_states(name):
     cell = built(CELLS[name](), 4)
     sizes = keras.tree.flatten([cell.state_size])
     right = [noise(2, size) for size in sizes]
-    cell(noise(2, 4), right)
-    with pytest.raises(
-        ValueError, match=f"list of states of the sizes .*Received: {len(sizes) + 1}"
+    for x, states, message in (
+        (noise(2, 4), [*right, right[0]], "list of states"),
+        (noise(2, 4), [*right[:-1], noise(2, 5)], r"states\[.\]"),
+        (noise(2, 5), right, "inputs"),
     ):
-        cell(noise(2, 4), [*right, right[0]])
-    wrong = [*right[:-1], noise(2, 5)]
-    with pytest.raises(ValueError, match=r"states\[.\]. must have shape \(2, 4\).*\(2, 5\)"):
-        cell(noise(2, 4), wrong)
-    with pytest.raises(ValueError, match=r"shape \(batch, 4\)"):
-        cell(noise(2, 5), right)
-
-
-def test_regularizers():
-    options = {f"{kind}_regularizer": "l2" for kind in ("kernel", "recurrent", "bias")}
-    for make in CELLS.values():
-        cell = built(make(**options), 4)
-        assert len(cell.losses) == len(cell.weights)
+        with pytest.raises(ValueError, match=message):
+            cell(x, states)
 
 
 def sigmoid(a):
@@ -190,28 +180,14 @@ def check_masks_are_possible(y, equations):
     assert len(set(errors.argmin(axis=0))) > 1, "all rows have the same masks"
 
 
-# RHN. The authors of the LRU call the parameters `lin.l` (h) and `gate.l` (t); those of the first
-# layer act on [h1; h2].
-
-
-def authors_rhn(cell, arrays, prefix=""):
-    """Arrays of the authors' names, laid out as the weights of `cell`, in their order."""
-
-    def blocks(end):
-        for n in range(cell.transition_depth):
-            pair = [arrays[f"{prefix}{name}.{n}.{end}"] for name in ("lin", "gate")]
-            yield np.concatenate([a.T for a in pair], axis=-1)
-
-    first, *others = blocks("weight")
-    split = len(first) - cell.units
-    return [floats(a) for a in (first[:split], first[split:], *others, *blocks("bias"))]
+# RHN
 
 
 def rhn_of_the_authors(arrays, depth, prefix=""):
     units = arrays["meta"]["config"]["H"]
     cell = RHNCell(units, depth)
     cell.build((None, units))
-    cell.set_weights(authors_rhn(cell, family(arrays, "param"), prefix))
+    cell.set_weights(highway_weights(family(arrays, "param"), prefix, depth))
     return cell
 
 
@@ -233,7 +209,7 @@ def test_rhn_cell_of_the_authors(depth, golden, assert_close):
     assert_close(value, arrays["out.loss_f64"], "output", "loss")
     assert_close(cell(x, [0 * s])[0], arrays["out.h1_single_f64"], "output", "from zero")
     reference = family(arrays, "grad")
-    expected = authors_rhn(cell, reference) + [reference["h1"], reference["h2"]]
+    expected = highway_weights(reference, "", depth) + [reference["h1"], reference["h2"]]
     for found, wanted in zip([*by_weight, *by_input], expected, strict=True):
         assert_close(found, wanted, "gradient")
 
@@ -261,39 +237,8 @@ def test_rhn_sequence_of_the_authors(memory, golden, assert_close):
     assert_close(by_x, reference["x"], "gradient", "x")
     if memory:
         assert_close(by_s, arrays["grad.mem_H1_f64"][:, 0], "gradient", "initial state")
-    for found, wanted in zip(by_weight, authors_rhn(cell, reference, "layers.0."), strict=True):
+    for found, wanted in zip(by_weight, highway_weights(reference, "layers.0.", 2), strict=True):
         assert_close(found, wanted, "gradient")
-
-
-def rhn_equations(cell, x, s, input_mask=1.0, state_mask=1.0):
-    """Outputs (batch, time, units) by Eqs. 6 to 9 of the RHN paper."""
-    depth, weights = cell.transition_depth, [np.asarray(w, "float64") for w in cell.get_weights()]
-    kernel, recurrent, biases = weights[0], weights[1 : depth + 1], weights[depth + 1 :]
-    outputs = []
-    for t in range(x.shape[1]):
-        for layer in range(depth):
-            a = (s * state_mask) @ recurrent[layer]
-            a = a + (x[:, t] * input_mask) @ kernel if layer == 0 else a
-            h, gate = np.split(a + biases[layer], 2, axis=-1)
-            s = np.tanh(h) * sigmoid(gate) + s * (1 - sigmoid(gate))
-        outputs.append(s)
-    return np.stack(outputs, 1)
-
-
-@exact
-def test_rhn_equations():
-    cell = built(RHNCell(4, 3), 7)
-    x, s = noise(3, 5, 7), noise(3, 4, seed=1)
-    expected = rhn_equations(cell, x, s).astype(x.dtype)
-    found = keras.layers.RNN(cell, **STATES)(x, initial_state=s)
-    assert_all_close(found, [expected, expected[:, -1]])
-
-
-def test_rhn_masks():
-    cell = built(RHNCell(2, 3, dropout=0.5, recurrent_dropout=0.5, seed=1), 2)
-    x = noise(6, 4, 2)
-    y = keras.layers.RNN(cell, return_sequences=True)(x, training=True)
-    check_masks_are_possible(y, functools.partial(rhn_equations, cell, x, np.zeros((6, 2))))
 
 
 def test_rhn_weights():
@@ -310,19 +255,12 @@ def test_rhn_weights():
     np.testing.assert_array_equal(cell.get_weights()[-1], [0] * 5 + [1] * 5)
 
 
-# Grid-LSTM. The authors of the LRU call the depth LSTM of node l `layers.l.0`, with h2 as input
-# (ih) and h1 as state (hh); `layers.l.1` is its time LSTM, with h1 as input.
+# Grid-LSTM
 
 
-def authors_grid(arrays, depth):
-    """Arrays of the authors' names, laid out as the weights of a cell, in their order."""
-    weights = []
-    for n, direction in itertools.product(range(depth), range(2)):
-        prefix = f"layers.{n}.{direction}"
-        kernel, recurrent = ("hh", "ih") if direction == 0 else ("ih", "hh")
-        weights += [arrays[f"{prefix}.weight_{end}"].T for end in (kernel, recurrent)]
-        weights.append(sum(floats(arrays[f"{prefix}.bias_{end}"]) for end in ("ih", "hh")))
-    return [floats(w) for w in weights]
+def column_weights(arrays, depth, merge):
+    """The authors' arrays as the weights of a cell."""
+    return [w for n in range(depth) for w in grid_weights(arrays, f"layers.{n}", merge)]
 
 
 @both
@@ -336,7 +274,8 @@ def test_grid_lstm_of_the_authors(memory, golden, assert_close):
         units, depth, update="sequential", share_depth_weights=False, return_memory=True
     )
     cell.build((None, 2 * units))
-    cell.set_weights(authors_grid(family(arrays, "param"), depth))
+    weights = {name: floats(array) for name, array in family(arrays, "param").items()}
+    cell.set_weights(column_weights(weights, depth, np.add))
     layer = keras.layers.RNN(cell, **STATES)
 
     def loss(x, m0, h, m):
@@ -357,9 +296,7 @@ def test_grid_lstm_of_the_authors(memory, golden, assert_close):
     assert_close(by_input[0], reference["x"], "gradient", "x")
     if memory:
         assert_close(by_input[2], arrays["grad.mem_H1_f64"], "gradient", "initial h2")
-    # Each of their two biases has the gradient of our one.
-    reference |= {k: np.zeros_like(v) for k, v in reference.items() if k.endswith("bias_hh")}
-    for gradient, wanted in zip(by_weight, authors_grid(reference, depth), strict=True):
+    for gradient, wanted in zip(by_weight, column_weights(reference, depth, either), strict=True):
         assert_close(gradient, wanted, "gradient")
 
 
@@ -420,11 +357,8 @@ def test_grid_lstm_weights():
         cell.build((None, 7))
         assert cell.count_params() == (16 * 7**2 + 8 * 7) * (1 if share else depth)
     assert {"depth_kernel_1", "time_recurrent_kernel_3"} < {w.name for w in cell.weights}
-    for use in (True, False):
-        cell = GridLSTMCell(3, unit_forget_bias=use)
-        cell.build((None, 3))
-        for bias in cell.get_weights()[2::3]:
-            np.testing.assert_array_equal(bias, [0] * 3 + [int(use)] * 3 + [0] * 6)
+    for bias in cell.get_weights()[2::3]:
+        np.testing.assert_array_equal(bias, [0] * 7 + [1] * 7 + [0] * 14)
 
 
 # StackedRNN
@@ -487,15 +421,12 @@ def test_stacked_rnn_equals_its_layers(make, sizes):
 
 @both
 @exact
-@pytest.mark.parametrize("loop", ["of the package", "of Keras"])
 @pytest.mark.parametrize("training", [False, True])
-def test_stacked_rnn_keeps_its_precision(loop, training, floatx):
-    lower = keras.layers.SimpleRNN(4, **STATES)
-    upper = keras.layers.RNN([keras.layers.LSTMCell(3), keras.layers.LSTMCell(2)], **STATES)
-    layer = made(lambda: StackedRNN([lower, upper]), (2, 5, 3))
-
-    def sigmoid(a):
-        return 1 / (1 + np.exp(-a))
+def test_stacked_rnn_keeps_its_precision(training, floatx):
+    layer = made(
+        lambda: StackedRNN([keras.layers.SimpleRNN(4, **STATES), keras.layers.LSTM(3, **STATES)]),
+        (2, 5, 3),
+    )
 
     def lstm(x, h, c, kernel, recurrent_kernel, bias):
         i, f, g, o = np.split(x @ kernel + h @ recurrent_kernel + bias, 4, axis=1)
@@ -504,20 +435,26 @@ def test_stacked_rnn_keeps_its_precision(loop, training, floatx):
 
     x, expected = noise(2, 5, 3), []
     kernel, recurrent_kernel, bias, *weights = layer.get_weights()
-    h, (s, c), (u, d) = np.zeros((2, 4)), np.zeros((2, 2, 3)), np.zeros((2, 2, 2))
+    h, (s, c) = np.zeros((2, 4)), np.zeros((2, 2, 3))
     for t in range(5):
         h = np.tanh(x[:, t] @ kernel + h @ recurrent_kernel + bias)
-        s, c = lstm(h, s, c, *weights[:3])
-        u, d = lstm(s, u, d, *weights[3:])
-        expected.append(u)
-    with kernels.disabled() if loop == "of Keras" else contextlib.nullcontext():
-        y = layer(x, training=training)
-        step, _ = layer.step(x[:, 0], layer.initial_cache(2))
+        s, c = lstm(h, s, c, *weights)
+        expected.append(s)
+    y = layer(x, training=training)
+    step, _ = layer.step(x[:, 0], layer.initial_cache(2))
     tolerance = 1e-14 if floatx == "float64" else 1e-6
     assert keras.backend.standardize_dtype(y.dtype) == floatx
     np.testing.assert_allclose(y, np.stack(expected, axis=1), atol=tolerance)
     np.testing.assert_allclose(step, expected[0], atol=tolerance)
-    assert lower.get_config()["activation"] == "tanh"
+
+
+@both
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_cudnn_on_jax_is_for_float32_only(policy):
+    layer = lstm_and_gru(dtype=policy)
+    expected = False if ON_JAX and policy != "float32" else "auto"
+    for stack in (layer, StackedRNN.from_config(layer.get_config())):
+        assert stack.layers[0].use_cudnn == expected
 
 
 @pytest.mark.skipif(ON_JAX, reason="reads a TensorFlow graph")
@@ -557,30 +494,11 @@ def test_inference_in_another_thread_leaves_the_rates_of_training():
     assert seen == [0.3] and upper.cell.dropout == 0.3
 
 
-@both
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_cudnn_on_jax_is_for_float32_only(policy):
-    layer = lstm_and_gru(dtype=policy)
-    expected = False if ON_JAX and policy != "float32" else "auto"
-    for stack in (layer, StackedRNN.from_config(layer.get_config())):
-        assert stack.layers[0].use_cudnn == expected
-
-
-BAD_LAYERS = {
-    "at least one recurrent layer": lambda gru: [keras.layers.Dropout(0.1)],
-    "`layers` must be a list": lambda gru: gru(3),
-    "must be keras.layers.LSTM.*Dense": lambda gru: [gru(3), keras.layers.Dense(3)],
-    "return_sequences=True": lambda gru: [gru(3, return_sequences=False)],
-    "return_state=True": lambda gru: [gru(3), gru(3, return_state=False)],
-    "stateful=False": lambda gru: [gru(3, stateful=True)],
-    "go_backwards=False": lambda gru: [gru(3, go_backwards=True)],
-}
-
-
-@pytest.mark.parametrize("message", BAD_LAYERS)
-def test_bad_layers(message):
-    def gru(units, **options):
-        return keras.layers.GRU(units, **(STATES | options))
-
-    with pytest.raises(ValueError, match=message):
-        StackedRNN(BAD_LAYERS[message](gru))
+def test_bad_layers():
+    gru = functools.partial(keras.layers.GRU, 3, **STATES)
+    for layers in ([keras.layers.Dropout(0.1)], gru(), [gru(), keras.layers.Dense(3)]):
+        with pytest.raises(ValueError, match="layers"):
+            StackedRNN(layers)
+    for name in ("return_sequences", "return_state", "stateful", "go_backwards"):
+        with pytest.raises(ValueError, match=name):
+            StackedRNN([gru(), gru(**{name: name not in STATES})])

@@ -153,15 +153,6 @@ def test_states_are_float32_in_mixed_precision(make, training, monkeypatch):
 
 
 @pytest.mark.both_backends(slow=True)
-@each
-def test_mixed_precision_in_a_model_of_float32(make):
-    x = keras.Input(batch_shape=(2, 5, CHANNELS))
-    model = keras.Model(x, make("mixed_bfloat16")(x))
-    model.compile("sgd", "mse", jit_compile=not TENSORFLOW)
-    assert not np.allclose(predict(model, 2), predict(model, 2))
-
-
-@pytest.mark.both_backends(slow=True)
 def test_variables_of_a_model_have_paths_of_their_own():
     layers = [trellis(), lattice(), trellis()]
     model = model_of(*layers)

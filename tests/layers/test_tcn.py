@@ -105,12 +105,6 @@ def test_layer(name):
     check_layer(LAYERS[name], (2, 12, 4), streams=name != "centered", **options)
 
 
-def test_all_blocks_have_the_layers_options():
-    layer = LAYERS["other options"]()
-    for block in layer.blocks:
-        assert (block.weight_norm, block.activation) == (False, "glu")
-
-
 @both
 def test_statistics_of_a_batch():
     block = made(functools.partial(TCNBlock, 4, 2, normalization="batch"), (2, 6, 3))
@@ -214,11 +208,6 @@ def test_cone_equals_all_positions(time, dilations, masked, options):
     check_kernels(make, (2, time, 4), **mask)
 
 
-def test_cone_with_xla():
-    make = functools.partial(TCN, 4, 3, 2, return_sequences=False, seed=1)
-    check_kernels(make, (3, 9, 4), how="xla")
-
-
 def test_only_the_cone_is_computed():
     layer = made(functools.partial(TCN, 3, 2, depth=2, return_sequences=False), (1, 20, 3))
     seen = []
@@ -307,39 +296,27 @@ def test_dropout_kinds():
     assert len({dropout.seed for dropout in dropouts}) == 6
 
 
-def test_image_data_format_does_not_matter():
-    layer, x = made(LAYERS["tcn"], (2, 12, 4)), noise(2, 12, 4)
-    expected = layer(x)
-    keras.config.set_image_data_format("channels_first")
-    try:
-        assert_close(layer(x), expected)
-        with kernels.disabled():
-            assert_close(layer(x), expected)
-    finally:
-        keras.config.set_image_data_format("channels_last")
-
-
-BAD = {
-    "`kernel_size` must be at least 2.*Received: kernel_size=1": {"kernel_size": 1},
-    "dilation_rate.*positive": {"depth": None, "dilations": [1, 0]},
-    "list of 3 integers, one per block. Received: filters=.4, 5": {"filters": [4, 5]},
-    "one of `depth`.*Received: depth=3, dilations=.1, 2": {"dilations": [1, 2]},
-    "one of `depth`.*Received: depth=None": {"depth": None},
-    "must not be empty": {"depth": None, "dilations": []},
-    "padding` must be.*'valid'": {"padding": "valid"},
-    "the step in the middle": {"padding": "same", "return_sequences": False},
-    "output_length` must be None": {"go_backwards": True, "output_length": 1},
-    "dropout_kind` must be one of.*Received: 'channel'": {"dropout_kind": "channel"},
-    "normalization='instance'": {"normalization": "instance"},
-    "filters` must be equal": {"skip_connections": True, "filters": [4, 5, 6]},
-    "returns one step": {"return_sequences": False, "output_length": 2},
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_bad_arguments(message):
-    with pytest.raises(ValueError, match=message):
-        TCN(**({"filters": 4, "kernel_size": 3, "depth": 3} | BAD[message]))
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("kernel_size", {"kernel_size": 1}),
+        ("dilation", {"depth": None, "dilations": [1, 0]}),
+        ("filters", {"filters": [4, 5]}),
+        ("depth", {"dilations": [1, 2]}),
+        ("depth", {"depth": None}),
+        ("dilation", {"depth": None, "dilations": []}),
+        ("padding", {"padding": "valid"}),
+        ("padding", {"padding": "same", "return_sequences": False}),
+        ("output_length", {"go_backwards": True, "output_length": 1}),
+        ("dropout_kind", {"dropout_kind": "channel"}),
+        ("normalization", {"normalization": "instance"}),
+        ("skip_connections", {"skip_connections": True, "filters": [4, 5, 6]}),
+        ("output_length", {"return_sequences": False, "output_length": 2}),
+    ],
+)
+def test_bad_arguments(argument, options):
+    with pytest.raises(ValueError, match=argument):
+        TCN(**({"filters": 4, "kernel_size": 3, "depth": 3} | options))
 
 
 def test_bad_calls():
@@ -353,11 +330,3 @@ def test_bad_calls():
     ):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_quantized_weights_keep_their_scale():
-    model = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, 2, seed=1)])
-    x = noise(2, 6, 3)
-    before = np.asarray(model(x))
-    model.quantize("int8")
-    np.testing.assert_allclose(model(x), before, atol=0.02)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_streams import StreamingMixin, compiled_step, to_stream
+from keras_streams import compiled_step, to_stream
 from tests.support.layer_checks import noise
 from trellis_keras.layers import LRU, TCN, StackedRNN, TCNBlock, TrellisLayer
 
@@ -69,39 +69,3 @@ def test_a_tcn_with_centered_taps():
         for weight in centered.weights:  # those of the layer, whatever they become
             weight.assign(np.abs(noise(*weight.shape)))  # a variance too
         check(centered, delay, length=24)
-
-
-@pytest.mark.both_backends(slow=True)
-def test_a_stack_streams_through_layers_that_treat_each_step_by_itself():
-    statistics = {"mean": [1.0, 2.0, 3.0], "variance": [4.0, 5.0, 6.0]}
-    inner = keras.Sequential([keras.layers.Dense(4), keras.layers.LayerNormalization()])
-    norm = keras.layers.BatchNormalization(moving_mean_initializer="ones")
-    for end in ([], [TCN(2, 2, depth=1, return_sequences=False), keras.layers.Dense(2)]):
-        parts = [keras.layers.Normalization(**statistics), inner, TCN(4, 3, depth=2), norm]
-        layer = keras.Sequential([*parts, keras.layers.Dropout(0.5), RunningMax(), *end])
-        x = noise(2, 7, 3)
-        layer.build((None, None, 3))
-        stream = to_stream(layer)
-        y, first = stream.prefill(x[:, :4])
-        for t in range(4, 7):
-            y, first = stream.step(x[:, t], first)
-            expected = layer(x[:, : t + 1])
-            expected = expected if end else expected[:, -1]
-            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
-        whole, _ = stream.prefill(x)
-        np.testing.assert_allclose(whole[:, -1], y, rtol=1e-5, atol=1e-6)
-
-
-class RunningMax(StreamingMixin, keras.layers.Layer):
-    def call(self, x):
-        return ops.stack([ops.max(x[:, : t + 1], axis=1) for t in range(x.shape[1])], axis=1)
-
-    def compute_output_shape(self, shape):
-        return shape
-
-    def initial_cache(self, batch_size):
-        return ops.full((batch_size, 4), -np.inf, keras.config.floatx())
-
-    def step(self, x, cache):
-        y = ops.maximum(x, cache)
-        return y, y

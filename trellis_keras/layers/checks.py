@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras.types import Shape, Tensor
+from trellis_keras.types import Tensor
 
 
 def is_integer(value: Any, minimum: float = -math.inf) -> bool:
@@ -49,16 +49,6 @@ def check_tokens(tokens: Any, vocabulary_size: int) -> None:
             raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
 
 
-def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputSpec:
-    """Returns the input spec of a layer built for sequences (batch, time, channels)."""
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"{type(layer).__name__} needs inputs (batch, time, channels). "
-            f"Received: input_shape={tuple(input_shape)}"
-        )
-    return keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
-
-
 def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
     """Returns the dilations as a list, from one positive integer or a sequence of them."""
     if isinstance(dilation_rate, (int, np.integer)):
@@ -67,19 +57,6 @@ def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
     if not cycle:
         raise ValueError("`dilation_rate` must not be empty.")
     return [n for d in cycle for n in check_positive(dilation_rate=d)]
-
-
-def without_removed(config: dict[str, Any], **removed: Any) -> dict[str, Any]:
-    """Returns the config of an earlier version without the options that no longer exist.
-
-    Args:
-        config: Config of a layer.
-        **removed: The former default of each removed option.
-    """
-    for name, default in removed.items():
-        if config.get(name, default) != default:
-            raise ValueError(f"The option `{name}` no longer exists. Received: {config[name]!r}")
-    return {name: value for name, value in config.items() if name not in removed}
 
 
 def check_has_steps(layer: keras.Layer, inputs: Tensor) -> None:

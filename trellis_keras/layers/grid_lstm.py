@@ -50,21 +50,15 @@ class GridLSTMCell(RecurrentCell):
         return_memory: Whether to output [h1', m1'] of the top node (2 * units channels) instead
             of h1'. A `GridLSTMCell` above accepts it: an input of 2 * units channels is [h1, m1] of
             its bottom node. Defaults to False.
-        unit_forget_bias: Whether the biases of forget gates start at 1, as in
-            `keras.layers.LSTMCell`. Defaults to True.
-        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, `dropout`,
-            `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 (and h1')
-            in the matrix products, `recurrent_dropout` h2, each with one mask (batch, units) for
-            all nodes and steps. Memories are not dropped.
+        **kwargs: As in `RecurrentCell`. `dropout` drops h1 (and h1') in the matrix products,
+            `recurrent_dropout` h2, each with one mask (batch, units) for all nodes and steps.
+            Memories are not dropped.
 
     Call arguments:
         inputs: Tensor (batch, units), or (batch, 2 * units).
         states: List of 2 * depth tensors (batch, units): h2, m2 of the bottom node, then of the
             node above it, and so on.
         training: Whether dropout is active. Defaults to False.
-
-    Returns:
-        The output (batch, units), or (batch, 2 * units), and the list of the new states.
 
     At masked steps `keras.layers.RNN` repeats the previous output, except on JAX, where
     it returns the first state instead. The output of this cell is not one of its states, so on JAX
@@ -86,7 +80,6 @@ class GridLSTMCell(RecurrentCell):
         update: str = "parallel",
         share_depth_weights: bool = True,
         return_memory: bool = False,
-        unit_forget_bias: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(units, **kwargs)
@@ -97,7 +90,6 @@ class GridLSTMCell(RecurrentCell):
         self.update = update
         self.share_depth_weights = share_depth_weights
         self.return_memory = return_memory
-        self.unit_forget_bias = unit_forget_bias
         self.state_size = [units] * (2 * depth)
         self.output_size = 2 * units if return_memory else units
 
@@ -129,8 +121,7 @@ class GridLSTMCell(RecurrentCell):
             seeded(self.bias_initializer, self.seed, "GridLSTMCell", "bias", n, direction, block)
             for block in range(4)
         ]
-        if self.unit_forget_bias:
-            blocks[1] = keras.initializers.Ones()
+        blocks[1] = keras.initializers.Ones()  # of the forget gate, as in `keras.layers.LSTMCell`
         bias = self.add_gate_weight(
             "bias", (4 * self.units,), name=f"{name}_bias{suffix}", initializer=blockwise(*blocks)
         )
@@ -156,17 +147,11 @@ class GridLSTMCell(RecurrentCell):
             new_states += [h2, m2]
         return ops.concatenate([h1, m1], axis=-1) if self.return_memory else h1, new_states
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "depth": self.depth,
-            "update": self.update,
-            "share_depth_weights": self.share_depth_weights,
-            "return_memory": self.return_memory,
-            "unit_forget_bias": self.unit_forget_bias,
-        }
-
-    _REMOVED = {**RecurrentCell._REMOVED, "use_bias": True}
+    removed_options = {
+        **RecurrentCell.removed_options,
+        "unit_forget_bias": True,
+        "use_bias": True,
+    }
 
 
 def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):

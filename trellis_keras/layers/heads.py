@@ -1,12 +1,4 @@
-"""Output heads of language models: from hidden states to log-probabilities and losses.
-
-A head is a `Head`: a layer that maps hidden states (..., channels) to log-probabilities
-(..., vocabulary_size), with
-
-- `loss(hidden, targets)`, -log p of each target, for training and evaluation. It need not compute
-  the logits of all words;
-- `tie(embedding)`, which makes the embedding's matrix the output matrix.
-"""
+"""Output heads of language models: from hidden states to log-probabilities and losses."""
 
 import math
 import numbers
@@ -24,18 +16,23 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
 from trellis_keras.layers.checks import check_positive, is_integer
 from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.types import Initializer, Shape, Tensor
 
 # Number of logits of a mixture of softmaxes in memory at once: 16 MiB in float32. More are not
 # faster on a CPU, and with 10,000 words they make 420 rows of a product, enough for a GPU.
 LOGITS_AT_ONCE = 2**22
+# In +-1/sqrt(channels).
+_UNIFORM = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+_ZEROS = keras.initializers.serialize(keras.initializers.Zeros())
 
 
-class Head(keras.layers.Layer):
+class Head(ConfigMixin):
     """The base class of output heads.
 
-    A subclass defines `call(hidden, training=False)` and may define a cheaper `compute_nll` for
+    A head maps hidden states (..., channels) to log-probabilities (..., vocabulary_size). A
+    subclass defines `call(hidden, training=False)` and may define a cheaper `compute_nll` for
     valid targets. It has its own output matrix unless `embedding` is set.
     Logits, log-probabilities and losses are at least float32, whatever the dtype policy is.
 
@@ -60,6 +57,8 @@ class Head(keras.layers.Layer):
                 f"The tied embedding has {embedding.input_dim} tokens, but "
                 f"vocabulary_size={self.vocabulary_size}"
             )
+        if self.built:
+            raise ValueError(f"The head {self.name} is built, with an output matrix of its own.")
         self.embedding = embedding
 
     def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
@@ -96,9 +95,6 @@ class Head(keras.layers.Layer):
 
     def compute_output_spec(self, hidden: Tensor, **_: Any) -> keras.KerasTensor:
         return keras.KerasTensor(self.compute_output_shape(hidden.shape), self._wide)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "vocabulary_size": self.vocabulary_size}
 
     @property
     def _wide(self):
@@ -140,12 +136,6 @@ class DenseHead(Head):
         kernel_initializer: Initializer for the output matrix E (channels, V), unless it is tied.
             Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for the bias b (V,). Defaults to `"zeros"`.
-
-    Call arguments:
-        hidden: Tensor (..., channels).
-
-    Returns:
-        Log-probabilities (..., V), at least float32.
 
     Example:
 
@@ -194,13 +184,6 @@ class DenseHead(Head):
             return ops.copy(self.kernel)
         return ops.transpose(self._tied_matrix())
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }
-
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class MixtureOfSoftmaxes(DenseHead):
@@ -229,19 +212,9 @@ class MixtureOfSoftmaxes(DenseHead):
         kernel_initializer: Initializer for the output matrix E (latent_units, V), unless it is
             tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
-        expert_kernel_initializer: Initializer for W_prior (channels, K) and W
-            (channels, K * latent_units), one expert after the other. Defaults to uniform in
-            +-1/sqrt(channels), as in the authors' code.
         expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
-            `"zeros"`.
+            `"zeros"`. (W_prior and W start uniform in +-1/sqrt(channels), as in the authors' code.)
         seed: Integer seed of the dropout and the default initializers. Defaults to `None`.
-
-    Call arguments:
-        hidden: Tensor (..., time, channels).
-        training: Whether to apply dropout to the latent vectors.
-
-    Returns:
-        Log-probabilities (..., time, V), at least float32.
 
     Example:
 
@@ -266,7 +239,6 @@ class MixtureOfSoftmaxes(DenseHead):
         epsilon: float | None = None,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
-        expert_kernel_initializer: Initializer = None,
         expert_bias_initializer: Initializer = "zeros",
         seed: int | None = None,
         **kwargs: Any,
@@ -281,11 +253,6 @@ class MixtureOfSoftmaxes(DenseHead):
             raise ValueError(f"`epsilon` must be positive or None. Received: epsilon={epsilon!r}")
         self.latent_units = latent_units
         self.epsilon = epsilon
-        if expert_kernel_initializer is None:
-            expert_kernel_initializer = keras.initializers.VarianceScaling(
-                1 / 3, "fan_in", "uniform"
-            )
-        self.expert_kernel_initializer = keras.initializers.get(expert_kernel_initializer)
         self.expert_bias_initializer = keras.initializers.get(expert_bias_initializer)
         self.seed = seed
         self.latent_dropout = VariationalDropout(
@@ -294,6 +261,8 @@ class MixtureOfSoftmaxes(DenseHead):
             dtype=self.dtype_policy,
             name="latent_dropout",
         )
+
+    removed_options = {"expert_kernel_initializer": keras.initializers.serialize(_UNIFORM)}
 
     def build(self, input_shape: Shape) -> None:
         channels, width = input_shape[-1], self._latent_width(input_shape[-1])
@@ -305,11 +274,7 @@ class MixtureOfSoftmaxes(DenseHead):
 
     def _add_linear(self, name, shape):
         path = self.seed, "MixtureOfSoftmaxes", name
-        kernel = self.add_weight(
-            name=f"{name}_kernel",
-            shape=shape,
-            initializer=seeded(self.expert_kernel_initializer, *path, "kernel"),
-        )
+        kernel = self.add_weight(shape, seeded(_UNIFORM, *path, "kernel"), name=f"{name}_kernel")
         bias = self.add_weight(
             name=f"{name}_bias",
             shape=shape[1:],
@@ -386,17 +351,7 @@ class MixtureOfSoftmaxes(DenseHead):
         return log_p + ops.softplus(math.log(self.epsilon) - log_p)
 
     def get_config(self) -> dict[str, Any]:
-        serialize = keras.initializers.serialize
-        return {
-            **super().get_config(),
-            "experts": self.experts,
-            "latent_units": self.latent_units,
-            "latent_dropout": self.latent_dropout.rate,
-            "epsilon": self.epsilon,
-            "expert_kernel_initializer": serialize(self.expert_kernel_initializer),
-            "expert_bias_initializer": serialize(self.expert_bias_initializer),
-            "seed": self.seed,
-        }
+        return {**super().get_config(), "latent_dropout": self.latent_dropout.rate}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -409,9 +364,9 @@ class AdaptiveSoftmax(Head):
         log p(word) = log p_head(word)                                  for a word in the head
         log p(word) = log p_head(tail) + log p_tail(word | tail)        for a word in a tail
 
-    `loss` computes the head for all tokens, and a tail only for the tokens whose target is in it.
-    A tail processes `capacity` tokens at a time, repeatedly until all are done, so shapes are
-    static and results exact.
+    `loss` computes the head for all tokens, and a tail only for the tokens whose target is in it:
+    about 1/32 of the batch at a time, repeatedly until all are done, so shapes are static and
+    results exact.
 
     When tied to an embedding, the matrix of each cluster is a slice of the embedding matrix, as in
     the split cross-entropy of the TrellisNet authors' code. Untied tails may be narrower: with
@@ -424,22 +379,11 @@ class AdaptiveSoftmax(Head):
             a single softmax.
         div_value: Number, at least 1, the factor by which each tail is narrower than the previous
             one. Defaults to 1: tails are as wide as the hidden states, without projections.
-        capacity: Positive integer, number of tokens per iteration. Each iteration computes this
-            number of rows, even if few are used, and adds to the gradient of the tail's whole
-            matrix. Defaults to n // 32 + 32, where n is the number of tokens in the batch.
         kernel_initializer: Initializer for the clusters' matrices (words, width) and projections
             (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
-        cluster_initializer: Initializer for the vectors of the tail tokens in the head.
-            Defaults to `"zeros"`.
         bias_initializer: Initializer for the biases of words (V,) and of tails. Defaults to
             `"zeros"`.
         seed: Integer seed of the initializers. Defaults to `None`.
-
-    Call arguments:
-        hidden: Tensor (..., channels).
-
-    Returns:
-        Log-probabilities (..., V), at least float32.
 
     Example:
 
@@ -461,9 +405,7 @@ class AdaptiveSoftmax(Head):
         vocabulary_size: int,
         cutoffs: Sequence[int],
         div_value: float = 1,
-        capacity: int | None = None,
         kernel_initializer: Initializer = None,
-        cluster_initializer: Initializer = "zeros",
         bias_initializer: Initializer = "zeros",
         seed: int | None = None,
         **kwargs: Any,
@@ -474,13 +416,11 @@ class AdaptiveSoftmax(Head):
         if not is_number or not div_value >= 1:
             raise ValueError(f"`div_value` must be at least 1. Received: div_value={div_value!r}")
         self.div_value = div_value
-        if capacity is not None:
-            (capacity,) = check_positive(capacity=capacity)
-        self.capacity = capacity
         self.kernel_initializer = _or_uniform(kernel_initializer)
-        self.cluster_initializer = keras.initializers.get(cluster_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = seed
+
+    removed_options = {"capacity": None, "cluster_initializer": _ZEROS}
 
     def tie(self, embedding: keras.layers.Embedding) -> None:
         if self.div_value != 1:
@@ -498,11 +438,8 @@ class AdaptiveSoftmax(Head):
             self._add_kernels(channels)
         self.bias = self._add_bias(seeded(self.bias_initializer, *self._seed_path, "bias"))
         if tails:
-            self.cluster_kernel = self.add_weight(
-                name="cluster_kernel",
-                shape=(tails, channels),
-                initializer=seeded(self.cluster_initializer, *self._seed_path, "cluster_kernel"),
-            )
+            # The vectors of the tail tokens in the head.
+            self.cluster_kernel = self.add_weight((tails, channels), "zeros", name="cluster_kernel")
             self.cluster_bias = self.add_weight(
                 name="cluster_bias",
                 shape=(tails,),
@@ -561,7 +498,10 @@ class AdaptiveSoftmax(Head):
     def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
         if not kernels.enabled():
             return super().compute_nll(hidden, targets, training)
-        flat, capacity = self._flat(hidden)
+        hidden = ops.cast(hidden, self.compute_dtype)
+        flat = ops.reshape(hidden, (-1, hidden.shape[-1]))
+        # An iteration computes all its rows, and adds to the gradient of the tail's whole matrix.
+        capacity = ops.shape(flat)[0] // 32 + 32
         words = ops.reshape(targets, (-1,))
         nll = clusters.cluster_nll(flat, words, self.read_clusters(), self.cutoffs, capacity)
         return ops.reshape(nll, ops.shape(targets))
@@ -588,25 +528,6 @@ class AdaptiveSoftmax(Head):
     def _split(self, weight):
         """Splits a weight (V, ...) at the cutoffs, with an operation that has a single gradient."""
         return list(ops.split(weight, self.cutoffs)) if self.cutoffs else [ops.copy(weight)]
-
-    def _flat(self, hidden):
-        """Returns hidden states (n, channels), and the capacity for them."""
-        hidden = ops.cast(hidden, self.compute_dtype)
-        flat = ops.reshape(hidden, (-1, hidden.shape[-1]))
-        return flat, self.capacity or ops.shape(flat)[0] // 32 + 32
-
-    def get_config(self) -> dict[str, Any]:
-        serialize = keras.initializers.serialize
-        return {
-            **super().get_config(),
-            "cutoffs": list(self.cutoffs),
-            "div_value": self.div_value,
-            "capacity": self.capacity,
-            "kernel_initializer": serialize(self.kernel_initializer),
-            "cluster_initializer": serialize(self.cluster_initializer),
-            "bias_initializer": serialize(self.bias_initializer),
-            "seed": self.seed,
-        }
 
 
 def _nll(targets, logits):

@@ -6,19 +6,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.protocol import check_start, check_stream
+from keras_streams.protocol import check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers.checks import (
-    check_has_steps,
-    check_positive,
-    sequence_spec,
-    without_removed,
-)
-from trellis_keras.layers.masks import flip_time, resolve_mask
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stacked_rnn import UNITS_FOR_XLA
@@ -62,17 +56,13 @@ class LRUCell(RecurrentCell):
             reading both outputs of the previous one. Defaults to 1.
         use_gate_bias: Whether the gates have biases. (False corresponds to `bias=False` in the
             authors' code.) Defaults to True.
-        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, `dropout`,
-            `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 and
-            `recurrent_dropout` h2 in the matrix products, not where they are mixed with p1 and p2.
+        **kwargs: As in `RecurrentCell`. `dropout` drops h1 and `recurrent_dropout` h2 in the matrix
+            products, not where they are mixed with p1 and p2.
 
     Call arguments:
         inputs: h1, a tensor (batch, units).
         states: List of h2, a tensor (batch, units).
         training: Whether dropout is active. Defaults to False.
-
-    Returns:
-        h1' (batch, units), and the list of h2' (batch, units).
 
     `LRU` computes the same function faster. It also repeats outputs at masked steps, as
     Keras documents; on JAX `keras.layers.RNN` repeats the state instead, which differs from this
@@ -184,30 +174,7 @@ class LRUCell(RecurrentCell):
         dtype = self.compute_dtype
         return matmul(ops.cast(x, dtype), ops.cast(weight, dtype), x.dtype)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "variant": self.variant,
-            "convention": self.convention,
-            "cells_per_node": self.cells_per_node,
-            "use_gate_bias": self.use_gate_bias,
-        }
-
-    _REMOVED = {**RecurrentCell._REMOVED, "use_bias": True}
-
-
-# The arguments that `LRU` passes on to its cells unchanged.
-_CELL_ARGUMENTS = (
-    "variant",
-    "convention",
-    "cells_per_node",
-    "use_gate_bias",
-    "kernel_regularizer",
-    "recurrent_regularizer",
-    "bias_regularizer",
-    "dropout",
-    "recurrent_dropout",
-)
+    removed_options = {**RecurrentCell.removed_options, "use_bias": True}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -218,27 +185,17 @@ class LRU(StatefulLayer):
     cell to cell, and each cell passes its h2 to the next time step. `LRUCell` has the equations,
     `cells` the weights. Only the products that the next state depends on are computed step by
     step; all others are computed for all steps at once (`kernels.lattice_loop`, for
-    `cells_per_node=1`).
+    `cells_per_node=1`). Inputs without `units` channels first pass through a `Dense` layer.
 
     Args:
         units: Positive integer, number of channels.
         depth: Positive integer, number of stacked cells. Defaults to 2.
         variant, convention, cells_per_node, use_gate_bias: See `LRUCell`.
-        input_projection: Whether a `Dense` layer, with bias, maps the input to `units` channels.
-            Defaults to None, which adds it only if the input does not have `units` channels.
-        return_sequences: Whether to return all steps, or only the last one. Defaults to True.
-        return_state: Whether to also return the last states. Defaults to False.
-        go_backwards: Whether to read the input from its last step to its first, and return the
-            outputs in this order, as `keras.layers.RNN` does. Defaults to False.
-        stateful: Whether the last states of a batch are the initial states of the next one.
-            Defaults to False.
-        kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
-            `RecurrentCell`. The kernel and bias initializers also apply to the projection.
-        kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the cells.
-            Defaults to None.
-        dropout, recurrent_dropout: Dropout rates of h1 and h2 in the matrix products. Each cell
-            draws its own masks (batch, units), once per sequence. Defaults to 0.
-        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
+        return_sequences, return_state, go_backwards, stateful: As in `keras.layers.RNN`, but all
+            steps are returned by default.
+        kernel_initializer, recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, dropout, recurrent_dropout, seed: Of the cells,
+            see `LRUCell`. The kernel and bias initializers also apply to the projection.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -268,7 +225,6 @@ class LRU(StatefulLayer):
         convention: str = "paper",
         cells_per_node: int = 1,
         use_gate_bias: bool = True,
-        input_projection: bool | None = None,
         return_sequences: bool = True,
         return_state: bool = False,
         go_backwards: bool = False,
@@ -286,10 +242,15 @@ class LRU(StatefulLayer):
     ) -> None:
         super().__init__(stateful=stateful, **kwargs)
         check_direction(stateful, go_backwards)
-        units, depth = check_positive(units=units, depth=depth)
+        units, depth, cells_per_node = check_positive(
+            units=units, depth=depth, cells_per_node=cells_per_node
+        )
         self.units = units
         self.depth = depth
-        self.input_projection = input_projection
+        self.variant = variant
+        self.convention = convention
+        self.cells_per_node = cells_per_node
+        self.use_gate_bias = use_gate_bias
         self.return_sequences = return_sequences
         self.return_state = return_state
         self.go_backwards = go_backwards
@@ -298,6 +259,9 @@ class LRU(StatefulLayer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.seed = seed
         self.state_sizes = [units] * depth
         self.cells = [
@@ -325,6 +289,8 @@ class LRU(StatefulLayer):
         ]
         self.projection: keras.layers.Dense | None = None
 
+    removed_options = {**LRUCell.removed_options, "input_projection": None}
+
     @property
     def prefers_xla(self) -> bool:
         """Whether XLA is faster on a CPU in float32. Models use it for `jit_compile="auto"`.
@@ -334,13 +300,10 @@ class LRU(StatefulLayer):
         return self.units <= UNITS_FOR_XLA
 
     def build(self, input_shape: Shape) -> None:
-        self.input_spec = sequence_spec(self, input_shape)
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
-        projects = self.input_projection
-        if projects is None:
-            projects = self.input_channels != self.units
-        if projects:
+        if self.input_channels != self.units:
             self.projection = keras.layers.Dense(
                 self.units,
                 kernel_initializer=seeded(
@@ -358,40 +321,21 @@ class LRU(StatefulLayer):
             cell.build(shape)
         self.build_states(input_shape[0])
 
-    def call(
+    def forward(
         self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
+        x: Tensor,
+        states: Sequence[Tensor] | None,
         training: bool = False,
         mask: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, ...]:
-        check_has_steps(self, inputs)
-        mask = resolve_mask(inputs, mask)
-        if self.go_backwards:
-            inputs, mask = flip_time(inputs, mask)
-        states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
-        last_only = not self.return_sequences and mask is None
-        y, states = self._forward(inputs, states, training, mask, last_only)
-        self.carry_states(states, training)
-        y = y if self.return_sequences else y[:, -1]
-        return (y, *states) if self.return_state else y
-
-    def _forward(self, inputs, states, training=False, mask=None, last_only=False):
-        """Returns the outputs of all steps, or of the last one, and the last states.
-
-        Args:
-            inputs: Tensor (batch, time, channels).
-            states: List of the states before the first step, or None for zeros.
-            training, mask: As in `call`.
-            last_only: Whether to return only the output of the last step, (batch, 1, units).
-        """
+        last_only: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
         valid = None
         if mask is not None:
             mask = ops.cast(mask, "bool")[..., None]
             # Masked values, NaN included, reach neither outputs nor gradients.
-            inputs = ops.where(mask, inputs, ops.zeros_like(inputs))
+            x = ops.where(mask, x, ops.zeros_like(x))
             valid = ops.transpose(mask, (1, 0, 2))
-        h1 = ops.transpose(self._project(inputs), (1, 0, 2))
+        h1 = ops.transpose(self._project(x), (1, 0, 2))
         if states is None:
             states = [ops.zeros_like(h1[0])] * self.depth
         last_states = []
@@ -431,30 +375,6 @@ class LRU(StatefulLayer):
         x = x if self.projection is None else linear(self.projection, x)
         return ops.cast(x, self.state_dtype)
 
-    # Streaming
-
-    def initial_cache(
-        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
-    ) -> Cache:
-        """Returns the cache before the first step: the list of the states, from the bottom up.
-
-        Args:
-            batch_size: Number of rows.
-            initial_state: As in the call. Defaults to zeros.
-
-        Example:
-
-        >>> layer = LRU(8, depth=3)
-        >>> layer.build((None, None, 8))
-        >>> y, cache = layer.step(np.zeros((2, 8), "float32"), layer.initial_cache(2))
-        >>> tuple(y.shape)
-        (2, 8)
-        """
-        check_start(self, batch_size)
-        if initial_state is not None:
-            return self.given_states(initial_state, batch_size)
-        return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
-
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         h1, states = self._project(x)[:, 0], []
@@ -463,40 +383,12 @@ class LRU(StatefulLayer):
             states.append(h2)
         return ops.cast(h1, self.compute_dtype), states
 
-    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        return self._forward(*check_stream(self, x, cache))
-
-    def cache_shapes(self, batch_size: int | None) -> list:
-        return [[batch_size, self.units] for _ in self.cells]
-
     # Keras
 
     def compute_output_shape(self, input_shape: Shape) -> Shapes:
         steps = (input_shape[1],) if self.return_sequences else ()
         y = (input_shape[0], *steps, self.units)
         return (y, *[(input_shape[0], self.units)] * self.depth) if self.return_state else y
-
-    def get_config(self) -> dict[str, Any]:
-        cell = self.cells[0].get_config()
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "depth": self.depth,
-            **{name: cell[name] for name in _CELL_ARGUMENTS},
-            "input_projection": self.input_projection,
-            "return_sequences": self.return_sequences,
-            "return_state": self.return_state,
-            "go_backwards": self.go_backwards,
-            "stateful": self.stateful,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "LRU":
-        return super().from_config(without_removed(config, **LRUCell._REMOVED))
 
 
 def _repeat_last(y, valid):

@@ -8,8 +8,9 @@ from keras import ops
 
 from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import DropoutRNNCell
-from trellis_keras.layers.checks import check_positive, without_removed
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.types import Initializer, Regularizer, Tensor
 
@@ -73,8 +74,8 @@ def blockwise(*initializers: keras.initializers.Initializer) -> Callable[..., Te
     return initial
 
 
-class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
-    """Base class of cells for `keras.layers.RNN`.
+class RecurrentCell(DropoutRNNCell, ConfigMixin):
+    """Base class of cells for `keras.layers.RNN`, with the arguments of its layers' cells.
 
     A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks
     from `dropout_masks` in `call(inputs, states, training=False)`. With several states it sets
@@ -153,10 +154,9 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
 
         Args:
             kind: `"kernel"`, `"recurrent"` or `"bias"`.
-            shape: Shape of the weight.
+            shape, name: As in `add_weight`. The name defaults to the kind.
             *part: Integers that identify the weight among those of its kind, so that each draws
                 different numbers from the same seed.
-            name: Name of the weight. Defaults to the kind.
             fan_in: For a kernel, the number of rows that feed a gate, see `GateInitializer`.
             initializer: Overrides the initializer of the kind.
         """
@@ -223,20 +223,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             return ops.zeros((batch_size, self.state_size), self.compute_dtype)
         return [ops.zeros((batch_size, size), self.compute_dtype) for size in self.state_size]
 
-    def get_config(self) -> dict[str, Any]:
-        config = {**super().get_config(), "units": self.units, "seed": self.seed}
-        for kind in _KINDS:
-            for module in ("initializer", "regularizer"):
-                serialize = getattr(keras, f"{module}s").serialize
-                config[f"{kind}_{module}"] = serialize(getattr(self, f"{kind}_{module}"))
-        return {**config, "dropout": self.dropout, "recurrent_dropout": self.recurrent_dropout}
-
-    # The former defaults of removed options, see `without_removed`.
-    _REMOVED: dict[str, Any] = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "RecurrentCell":
-        return super().from_config(without_removed(config, **cls._REMOVED))
+    removed_options = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)
 
 
 class _CellDropout(VariationalDropout):

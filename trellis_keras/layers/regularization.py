@@ -10,10 +10,11 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.types import Initializer, Regularizer, Shape, Shapes, Tensor
 
 
-class _MaskDropout(keras.layers.Layer):
+class _MaskDropout(ConfigMixin):
     """Base class: a rate, a seed and an inverted-dropout mask."""
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
@@ -38,9 +39,6 @@ class _MaskDropout(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shapes:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
-
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class Dropout(keras.layers.Dropout):
@@ -52,17 +50,7 @@ class Dropout(keras.layers.Dropout):
     the two layers drop the same elements.
 
     Args:
-        rate: Float in [0, 1], fraction of the elements to drop.
-        noise_shape: Shape of the mask, with None for sizes of the inputs. Defaults to `None`, the
-            shape of the inputs.
-        seed: Integer, or None for a random seed. Defaults to None.
-
-    Call arguments:
-        inputs: Tensor of any shape.
-        training: Whether to drop anything. Defaults to False.
-
-    Returns:
-        Tensor of the shape of `inputs`. Kept elements are scaled by `1 / (1 - rate)`.
+        rate, noise_shape, seed: As in `keras.layers.Dropout`.
 
     Example:
 
@@ -90,14 +78,11 @@ class VariationalDropout(_MaskDropout):
 
     Args:
         rate: Float in [0, 1), fraction of the channels to drop.
-        seed: Integer, or None for a random seed. Defaults to None.
+        seed: As in `keras.layers.Dropout`.
 
     Call arguments:
         inputs: Tensor (batch, ..., time, channels).
         training: Whether to drop anything. Defaults to False.
-
-    Returns:
-        Tensor of the shape of `inputs`. Kept channels are scaled by `1 / (1 - rate)`.
 
     Example:
 
@@ -134,15 +119,12 @@ class EmbeddingDropout(_MaskDropout):
     Args:
         rate: Float in [0, 1), fraction of the vocabulary to drop.
         input_dim: Positive integer, size of the vocabulary.
-        seed: Integer, or None for a random seed. Defaults to None.
+        seed: As in `keras.layers.Dropout`.
 
     Call arguments:
         embedded: Tensor (batch, time, channels), the embeddings of `tokens`.
         tokens: Integer tensor (batch, time).
         training: Whether to drop anything. Defaults to False.
-
-    Returns:
-        Tensor of the shape of `embedded`.
 
     Example:
 
@@ -168,9 +150,6 @@ class EmbeddingDropout(_MaskDropout):
     ) -> Shape:
         return embedded_shape
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "input_dim": self.input_dim}
-
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class DropConnect(_MaskDropout):
@@ -181,14 +160,11 @@ class DropConnect(_MaskDropout):
 
     Args:
         rate: Float in [0, 1), fraction of the past taps' weights to drop.
-        seed: Integer, or None for a random seed. Defaults to None.
+        seed: As in `keras.layers.Dropout`.
 
     Call arguments:
         kernel: Tensor (tap, in, out).
         training: Whether to drop anything. Defaults to False.
-
-    Returns:
-        Tensor of the shape of `kernel`.
 
     Example:
 
@@ -233,7 +209,7 @@ def _norm(kernel):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class ConvolutionKernel(keras.layers.Layer):
+class ConvolutionKernel(ConfigMixin):
     """A convolution kernel (tap, in, out) with optional weight normalization and DropConnect.
 
     With weight norm the weights are a direction and a gain per output channel. DropConnect acts on
@@ -278,6 +254,7 @@ class ConvolutionKernel(keras.layers.Layer):
         super().__init__(**kwargs)
         self.kernel_size, self.filters = check_positive(kernel_size=kernel_size, filters=filters)
         self.weight_norm = weight_norm
+        self.dropout = dropout
         self.initializer = keras.initializers.get(initializer)
         self.regularizer = keras.regularizers.get(regularizer)
         self.seed = seed
@@ -332,18 +309,6 @@ class ConvolutionKernel(keras.layers.Layer):
         if self.gain is not None:
             kernel = weight_norm(kernel, self.gain)
         return kernel
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "kernel_size": self.kernel_size,
-            "filters": self.filters,
-            "weight_norm": self.weight_norm,
-            "dropout": self.drop_connect.rate,
-            "initializer": keras.initializers.serialize(self.initializer),
-            "regularizer": keras.regularizers.serialize(self.regularizer),
-            "seed": self.seed,
-        }
 
 
 def _is_repeatable(initializer):

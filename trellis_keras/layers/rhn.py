@@ -38,18 +38,9 @@ class RHNCell(RecurrentCell):
         transition_depth: Positive integer, number L of highway layers per step. Defaults to 5.
         transform_bias_initializer: Initializer of b_t. Defaults to -2, the RHN authors' value for
             word-level PTB (-4 for characters), with which a new cell mostly carries its state.
-        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, `dropout`,
-            `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. As in the RHN authors' code,
-            `recurrent_dropout` drops s in the matrix products, with one mask (batch, units) for all
-            steps and layers. The carried s is not dropped.
-
-    Call arguments:
-        inputs: Tensor (batch, channels).
-        states: List of s_0, a tensor (batch, units).
-        training: Whether dropout is active. Defaults to False.
-
-    Returns:
-        The output s_L (batch, units), and the list of the new state, also s_L.
+        **kwargs: As in `RecurrentCell`. As in the RHN authors' code, `recurrent_dropout` drops s in
+            the matrix products, with one mask (batch, units) for all steps and layers. The carried
+            s is not dropped.
 
     Example:
 
@@ -118,13 +109,4 @@ class RHNCell(RecurrentCell):
             s = tanh(h) * t + s * (1 - t)
         return s, [s] if is_list else s
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "transition_depth": self.transition_depth,
-            "transform_bias_initializer": keras.initializers.serialize(
-                self.transform_bias_initializer
-            ),
-        }
-
-    _REMOVED = {**RecurrentCell._REMOVED, "carry": "coupled", "use_bias": True}
+    removed_options = {**RecurrentCell.removed_options, "carry": "coupled", "use_bias": True}

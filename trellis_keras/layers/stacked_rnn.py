@@ -1,8 +1,7 @@
 """A stack of Keras' recurrent layers that streams and carries its states."""
 
-import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,12 +11,6 @@ from keras_streams.parts import RATES_LOCK, cell_step, take, without_dropout
 from keras_streams.protocol import at_least_float32, check_start, check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
-from trellis_keras.kernels.activations import tanh
-from trellis_keras.layers.checks import (
-    check_has_steps,
-    sequence_spec,
-)
-from trellis_keras.layers.masks import last_step, resolve_mask
 from trellis_keras.layers.recurrent_cell import RecurrentCell
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.stateful import StatefulLayer
@@ -45,11 +38,8 @@ class StackedRNN(StatefulLayer):
         layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
             from the input up, each with `return_sequences=True` and `return_state=True`. Dropout
             layers are allowed between them.
-        return_sequences: Whether to return all steps, or only the last one (with a mask, the last
-            valid step of each row; zeros for a row without any). Defaults to True.
-        return_state: Whether to also return the last states. Defaults to False.
-        stateful: Whether the last states of a batch are the initial states of the next one. The
-            first batch starts from zeros. Defaults to False.
+        return_sequences, return_state, stateful: As in `keras.layers.RNN`, but all steps are
+            returned by default. With a mask the last step is each row's last valid one.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -112,7 +102,7 @@ class StackedRNN(StatefulLayer):
         return [layer.cell for layer in self._recurrent]
 
     def build(self, input_shape: Shape) -> None:
-        self.input_spec = sequence_spec(self, input_shape)
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
         for layer in self.layers:
@@ -121,29 +111,19 @@ class StackedRNN(StatefulLayer):
             shape = _output_shape(layer, shape)
         self.build_states(input_shape[0])
 
-    def call(
+    def forward(
         self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
+        x: Tensor,
+        states: Sequence[Tensor] | None,
         training: bool = False,
         mask: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, ...]:
-        check_has_steps(self, inputs)
-        training, mask = bool(training), resolve_mask(inputs, mask)
-        states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
-        y, states = self._forward(inputs, states, training, mask)
-        self.carry_states(states, training)
-        if not self.return_sequences:
-            y = last_step([y], None, mask)[0]
-        return (y, *states) if self.return_state else y
-
-    def _forward(self, x, states, training=False, mask=None):
-        """Returns the outputs of all steps and the last states. `states` may be None."""
+        last_only: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
         x, remaining, last = ops.cast(x, self.compute_dtype), iter(states or []), []
         if mask is not None:
             # Masked values, NaN included, reach neither outputs nor gradients.
             x = ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))
-        with RATES_LOCK if training else without_dropout(self._cells), _float64_tanh(self._cells):
+        with RATES_LOCK if training else without_dropout(self._cells):
             for layer in self.layers:
                 if isinstance(layer, DROPOUTS):
                     x = layer(x, training=training)
@@ -169,31 +149,16 @@ class StackedRNN(StatefulLayer):
     def initial_cache(
         self, batch_size: int, initial_state: Sequence[Tensor] | None = None
     ) -> Cache:
-        """Returns the cache before the first step: the flat list of states.
-
-        Args:
-            batch_size: Number of rows.
-            initial_state: As in the call. Defaults to the layers' initial states (zeros).
-
-        Example:
-
-        >>> gru = keras.layers.GRU(6, return_sequences=True, return_state=True)
-        >>> layer = StackedRNN([gru])
-        >>> layer.build((None, None, 3))
-        >>> y, cache = layer.step(np.zeros((2, 3), "float32"), layer.initial_cache(2))
-        >>> tuple(y.shape)
-        (2, 6)
-        """
-        check_start(self, batch_size)
         if initial_state is not None:
-            return self.given_states(initial_state, batch_size)
+            return super().initial_cache(batch_size, initial_state)
+        check_start(self, batch_size)
         states = [layer.get_initial_state(batch_size) for layer in self._recurrent]
         return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         x, remaining, last = x[:, 0], iter(cache), []
-        with without_dropout(self._cells), _float64_tanh(self._cells):
+        with without_dropout(self._cells):
             for layer in self._recurrent:
                 states = take(layer.state_size, remaining)
                 if kernels.enabled() and recurrent_loop.supports(layer):
@@ -206,13 +171,6 @@ class StackedRNN(StatefulLayer):
         last = [ops.cast(state, self.state_dtype) for state in last]
         return ops.cast(x, self.compute_dtype), last
 
-    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        x, cache = check_stream(self, x, cache)
-        return self._forward(x, cache)
-
-    def cache_shapes(self, batch_size: int | None) -> list:
-        return [[batch_size, size] for size in self.state_sizes]
-
     # Keras
 
     def compute_output_shape(self, input_shape: Shape) -> Shapes:
@@ -224,20 +182,11 @@ class StackedRNN(StatefulLayer):
             return shape
         return (shape, *[(input_shape[0], size) for size in self.state_sizes])
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "layers": [keras.saving.serialize_keras_object(layer) for layer in self.layers],
-            "return_sequences": self.return_sequences,
-            "return_state": self.return_state,
-            "stateful": self.stateful,
-        }
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "StackedRNN":
         layers = copy.deepcopy(config["layers"])  # Keras' RNN pops its cell from the config
         layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
-        return cls(**{**config, "layers": layers})
+        return super().from_config({**config, "layers": layers})
 
 
 def _at_least_float32(cell, states):
@@ -245,66 +194,22 @@ def _at_least_float32(cell, states):
     return [ops.cast(state, dtype) for state in keras.tree.flatten(states)]
 
 
-@contextlib.contextmanager
-def _float64_tanh(cells: Sequence[keras.layers.Layer]) -> Iterator[None]:
-    """Context, under `RATES_LOCK`, in which Keras' cells compute tanh in float64 on JAX too.
-
-    There `keras.activations.tanh` returns float32, and the loop over a SimpleRNN's cell fails.
-    """
-    changed = [
-        (cell, name)
-        for cell in _single_cells(cells)
-        for name in ("activation", "recurrent_activation")
-        if keras.backend.backend() == "jax"
-        and cell.compute_dtype == "float64"
-        and getattr(cell, name, None) is keras.activations.tanh
-    ]
-    for cell, name in changed:
-        setattr(cell, name, tanh)
-    try:
-        yield
-    finally:
-        for cell, name in changed:
-            setattr(cell, name, keras.activations.tanh)
-
-
-def _single_cells(cells):
-    for cell in cells:
-        if isinstance(cell, keras.layers.StackedRNNCells):
-            yield from _single_cells(cell.cells)
-        else:
-            yield cell
-
-
 def _check_layers(layers):
-    if not isinstance(layers, (list, tuple)) or not any(
-        isinstance(layer, keras.layers.RNN) for layer in layers
-    ):
+    is_list = isinstance(layers, (list, tuple))
+    recurrent = [part for part in layers if not isinstance(part, DROPOUTS)] if is_list else []
+    if not recurrent or not all(isinstance(layer, keras.layers.RNN) for layer in recurrent):
         raise ValueError(
-            f"`layers` must be a list with at least one recurrent layer. Received: {layers!r}"
+            "`layers` must be a list of keras.layers.LSTM, GRU, SimpleRNN or RNN, at least one, "
+            f"and dropout layers between them. Received: {layers!r}"
         )
-    required = {
-        "return_sequences": True,
-        "return_state": True,
-        "stateful": False,
-        "go_backwards": False,
-    }
-    for layer in layers:
-        if isinstance(layer, DROPOUTS):
-            continue
-        if not isinstance(layer, keras.layers.RNN):
-            raise ValueError(
-                "`layers` must be keras.layers.LSTM, GRU, SimpleRNN or RNN, and dropout layers "
-                f"between them. Received: {layer!r}"
-            )
-        wrong = {name: getattr(layer, name) for name in required}
-        wrong = {name: value for name, value in wrong.items() if value != required[name]}
-        if wrong:
-            needed = ", ".join(f"{name}={required[name]}" for name in wrong)
-            raise ValueError(
-                f"The layers of a StackedRNN need {needed}: the StackedRNN reads their outputs and "
-                f"carries their states. Received: {layer.name} with {wrong}"
-            )
+    for layer in recurrent:
+        for name in ("return_sequences", "return_state", "stateful", "go_backwards"):
+            needed = name.startswith("return")
+            if getattr(layer, name) != needed:
+                raise ValueError(
+                    f"The layers of a StackedRNN need {name}={needed}: the StackedRNN reads their "
+                    f"outputs and carries their states. Received: {layer.name}"
+                )
 
 
 def _disable_cudnn_in_half_precision(layers):

@@ -6,18 +6,27 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.protocol import StreamingMixin, at_least_float32, shapes_match
+from keras_streams.protocol import (
+    StreamingMixin,
+    at_least_float32,
+    check_start,
+    check_stream,
+    shapes_match,
+)
+from trellis_keras.layers.checks import check_has_steps
+from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import output_mask
-from trellis_keras.layers.sublayers import SublayersMixin
-from trellis_keras.types import Shapes, Specs, Tensor
+from trellis_keras.layers.saving import ConfigMixin, SublayersMixin
+from trellis_keras.types import Cache, Shapes, Specs, Tensor
 
 
-class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
+class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Base class of layers with the arguments `initial_state`, `return_state` and `stateful`.
 
     The states are a flat list of tensors, each (batch, size). A subclass sets `return_sequences`,
-    `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. Its
-    `call` starts from `initial_states` and ends with `carry_states`.
+    `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. If the
+    states are all that a stream keeps, it defines `step` and `forward`; else its own `call`, which
+    starts from `initial_states` and ends with `carry_states`, and its own stream.
 
     Args:
         stateful: Whether the last states of a batch are the initial states of the next one.
@@ -39,6 +48,7 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.stateful = stateful
         self.supports_masking = True
+        self.input_spec = keras.layers.InputSpec(ndim=3)
         self.state_sizes: list[int] = []
         self.state_dtype = at_least_float32(self.compute_dtype)
         if stateful:
@@ -49,6 +59,66 @@ class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def is_causal(self) -> bool:
         """Whether no output depends on later inputs."""
         return not self.go_backwards
+
+    def forward(
+        self,
+        x: Tensor,
+        states: Sequence[Tensor] | None,
+        training: bool = False,
+        mask: Tensor | None = None,
+        last_only: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns the outputs of all steps, or of at least the last one, and the last states.
+
+        Args:
+            x: Tensor (batch, time, channels).
+            states: The states before the first step, or None for zeros.
+            training, mask: As in the call.
+            last_only: Whether only the output of the last step is needed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `forward`.")
+
+    def call(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        check_has_steps(self, inputs)
+        training, mask = bool(training), resolve_mask(inputs, mask)
+        if self.go_backwards:
+            inputs, mask = flip_time(inputs, mask)
+        states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
+        last_only = not self.return_sequences and mask is None
+        y, states = self.forward(inputs, states, training, mask, last_only)
+        self.carry_states(states, training)
+        y = y if self.return_sequences else last_step([y], None, mask)[0]
+        return (y, *states) if self.return_state else y
+
+    # Streaming
+
+    def initial_cache(
+        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
+    ) -> Cache:
+        """Returns the cache before the first step: the flat list of the states.
+
+        Args:
+            batch_size: Positive integer, number of rows.
+            initial_state: As in the call. Defaults to zeros.
+        """
+        check_start(self, batch_size)
+        if initial_state is not None:
+            return self.given_states(initial_state, batch_size)
+        return [ops.zeros((batch_size, size), self.state_dtype) for size in self.state_sizes]
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        return self.forward(*check_stream(self, x, cache))
+
+    def cache_shapes(self, batch_size: int | None) -> Any:
+        return [[batch_size, size] for size in self.state_sizes]
+
+    # States
 
     def carried_states(self, training: bool) -> "CarriedStates":
         """Returns the carried states of a stateful layer, of training or of evaluation."""

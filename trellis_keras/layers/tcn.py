@@ -20,13 +20,7 @@ from trellis_keras.kernels.activations import activate
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
-from trellis_keras.layers.checks import (
-    check_has_steps,
-    check_positive,
-    dilation_cycle,
-    sequence_spec,
-    without_removed,
-)
+from trellis_keras.layers.checks import check_has_steps, check_positive, dilation_cycle
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
     check_output_length,
@@ -36,12 +30,17 @@ from trellis_keras.layers.output_length import (
     time_axis,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, Dropout, VariationalDropout
+from trellis_keras.layers.saving import ConfigMixin, SublayersMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
-from trellis_keras.layers.sublayers import SublayersMixin
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _DEEPEST = 31  # the dilation doubles from block to block, and must be an int32
 _DROPOUTS = {"element": Dropout, "spatial": VariationalDropout}
+_REMOVED = {
+    "bias_initializer": keras.initializers.serialize(keras.initializers.Zeros()),
+    "condition_size": None,
+    "residual": True,
+}
 
 
 def causal_convolution(
@@ -73,7 +72,7 @@ _NORMALIZATIONS: dict[str | None, Callable | None] = {
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
+class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * a causal convolution with dilation rate `dilation_rate`,
@@ -108,7 +107,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         kernel_initializer: Initializer of the convolutions. Defaults to the uniform distribution
             in +-1/sqrt(taps * channels), the effective default of the authors' code (the paper
             says N(0, 0.01)).
-        bias_initializer: Initializer of their biases. Defaults to `"zeros"`.
         shortcut_initializer: Initializer of the 1x1 convolution. Defaults to N(0, 0.01), as in the
             authors' code.
         kernel_regularizer: Regularizer of the convolutions. Defaults to None.
@@ -142,7 +140,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         normalization: str | None = None,
         padding: str = "causal",
         kernel_initializer: Initializer = None,
-        bias_initializer: Initializer = "zeros",
         shortcut_initializer: Initializer = None,
         kernel_regularizer: Regularizer = None,
         seed: int | None = None,
@@ -181,13 +178,13 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.normalization = normalization
         self.padding = padding
         self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
-        self.bias_initializer = keras.initializers.get(bias_initializer)
         self.shortcut_initializer = keras.initializers.get(
             shortcut_initializer or _default_shortcut()
         )
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.seed = seed
         self.supports_masking = True
+        self.input_spec = keras.layers.InputSpec(ndim=3)
 
         self.convolutions = [
             ConvolutionKernel(
@@ -211,19 +208,17 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.norms = [] if norm is None else [norm(dtype=self.dtype_policy) for _ in range(2)]
         self.shortcut: keras.layers.Dense | None = None
 
+    removed_options = _REMOVED
+
     def build(self, input_shape: Shape) -> None:
-        self.input_spec = sequence_spec(self, input_shape)
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = channels = input_shape[-1]
         self.biases = []
         for n, convolution in enumerate(self.convolutions):
             convolution.build((None, None, channels if n == 0 else self.filters))
             if self.normalization == "batch":
                 continue  # Batch normalization subtracts any bias and adds its own.
-            bias = self.add_weight(
-                name=f"bias_{n + 1}",
-                shape=(convolution.filters,),
-                initializer=seeded(self.bias_initializer, self.seed, "TCNBlock", "bias", n),
-            )
+            bias = self.add_weight((convolution.filters,), "zeros", name=f"bias_{n + 1}")
             self.biases.append(bias)
         for norm in self.norms:
             norm.build((None, None, self.filters))
@@ -297,11 +292,8 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     ) -> tuple[Tensor, Tensor]:
         """Returns the output and the branch of a forward pass.
 
-        Args:
-            x: Tensor (batch, positions, channels).
-            training, mask: As in the call.
-            positions: Positions of x, of the first convolution and of the output, each an ascending
-                array or None for all.
+        `positions` are those of x, of the first convolution and of the output, each an ascending
+        array or None for all.
         """
 
         def convolution(n, z, kernel):
@@ -323,9 +315,6 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
 
         The cache is a list with the past inputs of each convolution: (batch,
         (kernel_size - 1) * dilation_rate, channels), newest last.
-
-        Args:
-            batch_size: Positive integer, number of rows.
         """
         check_start(self, batch_size)
         return [ops.zeros(shape, self.compute_dtype) for shape in self.cache_shapes(batch_size)]
@@ -356,9 +345,9 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
         return y, branch, next_cache
 
     def stream_graph(self) -> keras.Model | None:
-        """Returns a block with `padding="same"` as an equivalent graph of Keras layers.
+        """Returns a block with `padding="same"` as a graph of Keras layers that share its weights.
 
-        The layers share the weights of the block. None for a causal block.
+        None for a causal block.
         """
         if self.padding == "causal":
             return None
@@ -402,40 +391,9 @@ class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.filters)
 
-    def get_config(self) -> dict[str, Any]:
-        activation = self.activation
-        return {
-            **super().get_config(),
-            "filters": self.filters,
-            "kernel_size": self.kernel_size,
-            "dilation_rate": self.dilation_rate,
-            "dropout": self.dropout,
-            "dropout_kind": self.dropout_kind,
-            "weight_norm": self.weight_norm,
-            "activation": (
-                activation if activation == "glu" else keras.activations.serialize(activation)
-            ),
-            "normalization": self.normalization,
-            "padding": self.padding,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TCNBlock":
-        return super().from_config(without_removed(config, condition_size=None, residual=True))
-
 
 class CenteredConv1D(keras.layers.Conv1D):
-    """A convolution of a `TCNBlock` with `padding="same"` as a layer that shares its weights.
-
-    Args:
-        block: Built block.
-        n: 0 or 1, index of the convolution.
-    """
+    """Convolution n (0 or 1) of a built `TCNBlock` as a layer that shares its weights."""
 
     def __init__(self, block: TCNBlock, n: int):
         super().__init__(
@@ -456,19 +414,6 @@ class CenteredConv1D(keras.layers.Conv1D):
     def kernel(self) -> Tensor:
         """Tensor (tap, in, out)."""
         return self.block.convolutions[self.n]()
-
-
-# The arguments that `TCN` passes on to its blocks unchanged.
-_BLOCK_ARGUMENTS = (
-    "kernel_size",
-    "dropout",
-    "dropout_kind",
-    "weight_norm",
-    "activation",
-    "normalization",
-    "padding",
-    "kernel_regularizer",
-)
 
 
 def receptive_field_of(kernel_size: int, depth: int) -> int:
@@ -502,7 +447,7 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
+class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
     By default block i = 1..n has dilation 2^(i-1), so an output depends on
@@ -524,13 +469,10 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
             outputs also depend on later inputs. Defaults to `"causal"`.
         skip_connections: Whether the output is the sum of all blocks' branches, as in WaveNet,
             instead of the last block's output. All blocks must be equally wide. Defaults to False.
-        return_sequences: Whether to return all steps, or only the last one (with a mask, the last
-            valid step of each row). Defaults to True.
+        return_sequences, go_backwards: As in `keras.layers.RNN`, but all steps are returned by
+            default. With a mask the last step is each row's last valid one.
         output_length: Positive integer, number of last outputs to return. Defaults to all.
-        go_backwards: Whether to read the input from its last step to its first, and return the
-            outputs in this order, as `keras.layers.RNN` does. Defaults to False.
-        kernel_initializer, bias_initializer, shortcut_initializer, kernel_regularizer: See
-            `TCNBlock`.
+        kernel_initializer, shortcut_initializer, kernel_regularizer: See `TCNBlock`.
         seed: Integer seed. Defaults to None.
 
     Call arguments:
@@ -576,7 +518,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         output_length: int | None = None,
         go_backwards: bool = False,
         kernel_initializer: Initializer = None,
-        bias_initializer: Initializer = "zeros",
         shortcut_initializer: Initializer = None,
         kernel_regularizer: Regularizer = None,
         seed: int | None = None,
@@ -626,16 +567,20 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         (self.kernel_size,) = check_positive(kernel_size=kernel_size)
         self.depth = depth
         self.dropout = dropout
+        self.dropout_kind = dropout_kind
+        self.weight_norm = weight_norm
+        self.normalization = normalization
         self.padding = padding
         self.dilations = dilations
         self.skip_connections = skip_connections
         self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
-        self.bias_initializer = keras.initializers.get(bias_initializer)
         self.shortcut_initializer = keras.initializers.get(
             shortcut_initializer or _default_shortcut()
         )
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.seed = seed
         self.supports_masking = True
+        self.input_spec = keras.layers.InputSpec(ndim=3)
         self.blocks = [
             TCNBlock(
                 width,
@@ -648,7 +593,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
                 normalization=normalization,
                 padding=padding,
                 kernel_initializer=seeded(self.kernel_initializer, seed, "TCN", i, "kernel"),
-                bias_initializer=seeded(self.bias_initializer, seed, "TCN", i, "bias"),
                 shortcut_initializer=seeded(self.shortcut_initializer, seed, "TCN", i, "shortcut"),
                 kernel_regularizer=kernel_regularizer,
                 seed=sub_seed(seed, "TCN", i),
@@ -657,7 +601,9 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
             )
             for i, (width, dilation) in enumerate(zip(widths, dilations, strict=True))
         ]
+        self.activation = self.blocks[0].activation
 
+    removed_options = _REMOVED
     # For `keras.layers.Bidirectional`. The state of a TCN is its streaming cache.
     stateful = False
     return_state = False
@@ -673,7 +619,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         return self.padding == "causal" and not self.go_backwards
 
     def build(self, input_shape: Shape) -> None:
-        self.input_spec = sequence_spec(self, input_shape)
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = input_shape[-1]
         shape: Shape = (None, None, self.input_channels)
         for block in self.blocks:
@@ -728,9 +674,6 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
     def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first step: a list of the blocks' caches.
 
-        Args:
-            batch_size: Positive integer, number of rows.
-
         Example:
 
         >>> layer = TCN(8, kernel_size=3, depth=4)
@@ -760,10 +703,9 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         return [block.cache_shapes(batch_size) for block in self.blocks]
 
     def stream_graph(self) -> keras.Model | None:
-        """Returns a TCN with `padding="same"` as an equivalent graph of Keras layers.
+        """Returns a TCN with `padding="same"` as a graph of Keras layers that share its weights.
 
-        The layers share the weights of the TCN. None for a TCN that is causal or reads all later
-        steps.
+        None for a TCN that is causal or reads all later steps.
         """
         reads_all = self.go_backwards or self.output_length is not None
         if self.padding == "causal" or reads_all:
@@ -801,27 +743,7 @@ class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
         return keras.KerasTensor(shape, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        block = self.blocks[0].get_config()
-        return {
-            **super().get_config(),
-            "filters": self.filters,
-            "depth": None,
-            "dilations": self.dilations,
-            "receptive_field": None,
-            **{name: block[name] for name in _BLOCK_ARGUMENTS},
-            "skip_connections": self.skip_connections,
-            "return_sequences": self.return_sequences,
-            "output_length": self.output_length,
-            "go_backwards": self.go_backwards,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TCN":
-        return super().from_config(without_removed(config, condition_size=None, residual=True))
+        return {**super().get_config(), "depth": None, "receptive_field": None}
 
 
 def _centered_convolution(x, kernel, dilation_rate):

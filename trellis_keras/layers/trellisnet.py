@@ -15,23 +15,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.protocol import (
-    check_start,
-    check_stream,
-    replace_row,
-)
+from keras_streams.protocol import check_start, check_stream, replace_row
 from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
-from trellis_keras.layers.checks import (
-    check_has_steps,
-    check_positive,
-    dilation_cycle,
-    is_integer,
-    sequence_spec,
-    without_removed,
-)
+from trellis_keras.layers.checks import check_has_steps, check_positive, dilation_cycle, is_integer
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
     check_output_length,
@@ -40,6 +29,7 @@ from trellis_keras.layers.output_length import (
     time_axis,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
+from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Specs, Tensor
@@ -47,7 +37,7 @@ from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, 
 # Gated activations
 
 
-class GatedActivation(keras.layers.Layer):
+class GatedActivation(ConfigMixin):
     """Base class of the gated activation f of a TrellisNet.
 
     A level computes pre-activations a with a convolution and applies f to them and to the states of
@@ -56,7 +46,7 @@ class GatedActivation(keras.layers.Layer):
         h^i_t, states^i_t = f(a_t, states^{i-1}_{t-d})
 
     f is a Keras RNN cell without its matrix products, and has the interface of a cell: `units`,
-    `state_size`, `output_size` and `call(inputs, states)`. A subclass sets `state_blocks` and
+    `state_size` and `call(inputs, states)`. A subclass sets `state_blocks` and
     `preactivation_blocks` and writes `call`:
 
     - `inputs`: tensor (batch, time, preactivation_blocks * units), the pre-activations: blocks of
@@ -109,10 +99,6 @@ class GatedActivation(keras.layers.Layer):
         return [self.units] * self.state_blocks
 
     @property
-    def output_size(self) -> int:
-        return self.units
-
-    @property
     def preactivation_size(self) -> int:
         return self.preactivation_blocks * self.units
 
@@ -124,9 +110,6 @@ class GatedActivation(keras.layers.Layer):
     def arrange(self, kernel: Tensor) -> Tensor:
         """Maps a kernel (tap, in, kernel_units) to (tap, in, preactivation_size)."""
         return kernel
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -155,28 +138,8 @@ class LSTMGates(GatedActivation):
         return h, [h, c]
 
 
-class GatedCandidate(GatedActivation):
-    """Base class of cells that gate the contribution of the past taps to the candidate.
-
-    The candidate is the last block of `kernel_units`. In the pre-activations its current tap and
-    its past taps are separate blocks, the last two, each with its own bias.
-    """
-
-    @property
-    def kernel_units(self) -> int:
-        return (self.preactivation_blocks - 1) * self.units
-
-    def arrange(self, kernel: Tensor) -> Tensor:
-        gates, candidate = kernel[..., : -self.units], kernel[..., -self.units :]
-        zeros = ops.zeros_like(candidate[:1])
-        past_taps = kernel.shape[0] - 1
-        current = ops.concatenate([zeros] * past_taps + [candidate[-1:]], axis=0)
-        past = ops.concatenate([candidate[:-1], zeros], axis=0)
-        return ops.concatenate([gates, current, past], axis=-1)
-
-
 @keras.saving.register_keras_serializable("trellis_keras")
-class GRUGates(GatedCandidate):
+class GRUGates(GatedActivation):
     """The GRU's gates as in Keras' `reset_after=True`, blocks z, r, candidate.
 
     The reset gate multiplies the past taps' contribution to the candidate, which is therefore a
@@ -187,6 +150,18 @@ class GRUGates(GatedCandidate):
 
     preactivation_blocks = 4
 
+    @property
+    def kernel_units(self) -> int:
+        return 3 * self.units
+
+    def arrange(self, kernel: Tensor) -> Tensor:
+        gates, candidate = ops.split(kernel, [2 * self.units], axis=-1)
+        zeros = ops.zeros_like(candidate[:1])
+        past_taps = kernel.shape[0] - 1
+        current = ops.concatenate([zeros] * past_taps + [candidate[-1:]], axis=0)
+        past = ops.concatenate([candidate[:-1], zeros], axis=0)
+        return ops.concatenate([gates, current, past], axis=-1)
+
     def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         z, r, current, past = ops.split(inputs, 4, axis=-1)
         z = ops.sigmoid(z)
@@ -195,28 +170,7 @@ class GRUGates(GatedCandidate):
         return h, [h]
 
 
-@keras.saving.register_keras_serializable("trellis_keras")
-class MGUGates(GatedCandidate):
-    """The minimal gated unit (Zhou et al. 2016), blocks f, candidate.
-
-    In that paper's Eq. (6) the gate multiplies h before the product, U (f * h). TrellisNet's Eq.
-    (4) has no gate between two products of a level, so here it multiplies the product,
-    f * (U h + b), as in `GRUGates`. The pre-activations are f, candidate (current tap), candidate
-    (past taps).
-
-    h = (1 - f) * h_{t-d} + f * tanh(current + f * past)
-    """
-
-    preactivation_blocks = 3
-
-    def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        f, current, past = ops.split(inputs, 3, axis=-1)
-        f = ops.sigmoid(f)
-        h = (1 - f) * states[0] + f * tanh(current + f * past)
-        return h, [h]
-
-
-_GATES = {"lstm": LSTMGates, "gru": GRUGates, "mgu": MGUGates, "rnn": RNNGates}
+_GATES = {"lstm": LSTMGates, "gru": GRUGates, "rnn": RNNGates}
 
 # The layer
 
@@ -255,8 +209,8 @@ class TrellisLayer(StatefulLayer):
             they depend on are computed (`kernels.cone`). All positions are computed if the input
             length is not static, or if the last step or the states of a masked input are returned.
             Defaults to all steps.
-        cell: Gated activation: `"lstm"`, `"gru"`, `"mgu"`, `"rnn"`, or a `GatedActivation`.
-            Defaults to `"lstm"`.
+        cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation`. Defaults to
+            `"lstm"`.
         kernel_structure: `"dense"`, or `"mixed_group"` for the sparse kernels of Theorem 1, see
             `MixedGroupKernel`. Defaults to `"dense"`.
         groups: List of channel widths that sum to `units`, the groups of a mixed-group kernel from
@@ -274,13 +228,10 @@ class TrellisLayer(StatefulLayer):
         aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to none.
         aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the authors'
             code), `"top"` counts L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
-        return_sequences: Whether to return all steps, or only the last one (with a mask, each row's
-            last valid step, as in `keras.layers.RNN`; a row without valid steps gets the initial
-            h). Defaults to True.
-        return_state: Whether to also return the states of the last step. Defaults to False.
+        return_sequences, return_state, go_backwards: As in `keras.layers.RNN`, but all steps are
+            returned by default. With a mask the last step is each row's last valid one; a row
+            without any gets the initial h.
         return_aux: Whether to also return the auxiliary outputs. Defaults to False.
-        go_backwards: Whether to read the input from its last step to its first, and return the
-            outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next (the
             paper's history repackaging). Defaults to False.
         unroll: Whether to compile each level separately (True), or blocks of levels as loops that
@@ -395,9 +346,15 @@ class TrellisLayer(StatefulLayer):
         self.return_state = return_state
         self.go_backwards = go_backwards
         self.return_aux = return_aux
-        has_aux = bool(self.aux_levels)  # raises if `aux_every` or `aux_from` is wrong
-        if return_aux and not has_aux:
-            raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
+        if aux_from not in ("bottom", "top"):
+            raise ValueError(f'`aux_from` must be "bottom" or "top". Received: {aux_from=}')
+        if aux_every is not None:
+            check_positive(aux_every=aux_every)
+        if (return_aux or aux_every) and not self.aux_levels:
+            raise ValueError(
+                "`return_aux=True` needs `aux_every`, at most the depth (less than the depth with "
+                f'aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
+            )
         self.unroll = unroll
         self.rematerialize = rematerialize
         self.seed = seed
@@ -416,6 +373,7 @@ class TrellisLayer(StatefulLayer):
             dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=self.state_dtype
         )
 
+    removed_options = {"condition_size": None, "fused": True}
     # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
     prefers_xla = True
 
@@ -437,7 +395,7 @@ class TrellisLayer(StatefulLayer):
         )
 
     def build(self, input_shape: Shape) -> None:
-        self.input_spec = sequence_spec(self, input_shape)
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = input_shape[-1]
         self.kernel.build(input_shape)
         self.recurrent_kernel.build((None, None, self.units))
@@ -453,10 +411,14 @@ class TrellisLayer(StatefulLayer):
     @property
     def aux_levels(self) -> list[int]:
         """The levels of the auxiliary outputs, in increasing order."""
-        return find_aux_levels(self.depth, self.aux_every, self.aux_from)
+        if self.aux_every is None:
+            return []
+        if self.aux_from == "bottom":
+            return list(range(self.aux_every, self.depth + 1, self.aux_every))
+        return sorted(range(self.depth - self.aux_every, 0, -self.aux_every))
 
     def dilation(self, level: int) -> int:
-        """Returns the dilation of a level, counted from 1."""
+        """Returns the dilation of a level. Levels count from 1."""
         return self.dilations[(level - 1) % len(self.dilations)]
 
     def injects_input(self, level: int | np.ndarray) -> bool | np.ndarray:
@@ -717,6 +679,7 @@ class TrellisLayer(StatefulLayer):
         # The gates read the states d steps back even if the kernel has only one tap.
         taps = max(self.kernel_size, 2)
         starts = self.group_starts or []
+        draws = bool(self.cell.non_trainable_variables)  # random state, which no loop can carry
         return cone.plan_levels(
             time,
             tuple(cone.offsets(taps, self.dilation(i)) for i in range(1, self.depth + 1)),
@@ -724,14 +687,9 @@ class TrellisLayer(StatefulLayer):
             output_levels=tuple(self.aux_levels),
             bounds=tuple(sorted({level - 1 for level in starts if level > 1})),
             period=cone.find_period(self.dilations),
-            unroll=True if self.unroll is None and self._cell_draws else self.unroll,
+            unroll=True if self.unroll is None and draws else self.unroll,
             weights=self.kernel_size * self.units * self.cell.preactivation_size,
         )
-
-    @property
-    def _cell_draws(self):
-        """Whether the cell has random state, which a loop cannot carry."""
-        return bool(self.cell.non_trainable_variables)
 
     def _run_cone(self, x, weights, initial, mask, plan, training):
         """Computes `_run_levels` at the positions of a cone, with levels in loops."""
@@ -845,13 +803,6 @@ class TrellisLayer(StatefulLayer):
             a^i = [injected^i + sum_j h^{i-1}_{t-jd} Wh[k-1-j]] + h^{i-1}_t Wh[k-1],   j = 1..k-1
 
         Only the last term depends on the level below at this step.
-
-        Args:
-            x: Tensor (batch, channels).
-            cache: Result of `initial_cache`, `step` or `prefill`.
-
-        Returns:
-            The output y (batch, output_units) of this step, and the new cache.
         """
         x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         if not kernels.enabled():
@@ -885,15 +836,7 @@ class TrellisLayer(StatefulLayer):
         return y, {"inputs": inputs[:, 1:], "states": states}
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x in one forward pass, one level at a time.
-
-        Args:
-            x: Tensor (batch, time, channels) of any length, even shorter than a dilation.
-            cache: Cache to start from. Defaults to the initial cache.
-
-        Returns:
-            The outputs y (batch, time, output_units), and the cache after the last step.
-        """
+        """Advances all steps of x, even fewer than a dilation, one level at a time."""
         x, cache = check_stream(self, x, cache)
         time = ops.shape(x)[1]
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
@@ -995,45 +938,6 @@ class TrellisLayer(StatefulLayer):
         output_length: int | None = None,
     ) -> Specs:
         return self.output_spec(self.compute_output_shape(inputs.shape, output_length))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "depth": self.depth,
-            "output_units": self.output_units,
-            "kernel_size": self.kernel_size,
-            "dilation_rate": self.dilation_rate,
-            "output_length": self.output_length,
-            "cell": keras.saving.serialize_keras_object(self.cell),
-            "kernel_structure": self.kernel_structure,
-            "groups": self.groups,
-            "group_starts": self.group_starts,
-            "injection_every": self.injection_every,
-            "weight_norm": self.weight_norm,
-            "dropout": self.dropout,
-            "weight_dropout": self.weight_dropout,
-            "aux_every": self.aux_every,
-            "aux_from": self.aux_from,
-            "return_sequences": self.return_sequences,
-            "return_state": self.return_state,
-            "return_aux": self.return_aux,
-            "go_backwards": self.go_backwards,
-            "stateful": self.stateful,
-            "unroll": self.unroll,
-            "rematerialize": self.rematerialize,
-            "seed": self.seed,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "recurrent_regularizer": keras.regularizers.serialize(self.recurrent_regularizer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TrellisLayer":
-        return super().from_config(without_removed(config, condition_size=None, fused=True))
 
 
 def _window(x, steps, time):
@@ -1160,75 +1064,36 @@ class MixedGroupKernel(ConvolutionKernel):
         self.recurrent = recurrent
 
     def apply_connections(self, kernel: Tensor) -> Tensor:
-        # Computed in the graph: a constant mask would be as large as the kernel.
-        feeds, belongs = map(ops.convert_to_tensor, self._connections(kernel.shape[1]))
-        return ops.where(ops.equal(feeds[..., None], belongs), kernel, ops.zeros_like(kernel))
-
-    def _connections(self, channels):
-        """Returns the group that each input channel feeds, (tap, in), and the group of each output
-        channel, (out,). There is a weight where they are equal."""
         group = np.repeat(np.arange(len(self.groups), dtype="int32"), self.groups)
-        feeds = np.full((self.kernel_size, channels), -1, "int32")
+        # The group that each input channel feeds, (tap, in), and that of each output channel.
+        feeds = np.full(kernel.shape[:2], -1, "int32")
         if self.recurrent:
             feeds[:-1], feeds[-1] = group, group + 1
         else:
             feeds[-1] = 0
-        return feeds, np.tile(group, self.filters // len(group))
-
-    def count_connections(self) -> int:
-        """Returns the number of weights."""
-        feeds, belongs = self._connections(self.kernel.shape[1])
-        return sum(int(np.sum(feeds == j)) * int(np.sum(belongs == j)) for j in set(belongs))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "groups": self.groups, "recurrent": self.recurrent}
+        belongs = np.tile(group, self.filters // len(group))
+        # Compared in the graph: a constant mask would be as large as the kernel.
+        feeds, belongs = map(ops.convert_to_tensor, (feeds, belongs))
+        return ops.where(ops.equal(feeds[..., None], belongs), kernel, ops.zeros_like(kernel))
 
 
 # Constructor arguments
 
 
 def _gated_activation(cell, units, dtype):
-    """Returns the gated activation with the given name, or checks and returns a layer."""
+    """Returns the gated activation with the given name, or the given one, checked."""
     if isinstance(cell, str) and cell in _GATES:
         return _GATES[cell](units, dtype=dtype)
     if isinstance(cell, dict):
         cell = keras.saving.deserialize_keras_object(cell)
-    missing = [
-        name
-        for name in ("state_size", "preactivation_size", "kernel_units", "arrange", "call")
-        if not hasattr(cell, name)
-    ]
-    if missing or isinstance(cell, type):
-        lacks = f", which lacks {missing}" if missing else ", a class: pass an instance of it"
+    if not isinstance(cell, GatedActivation):
         raise ValueError(
-            f"`cell` must be one of {sorted(_GATES)} or a `GatedActivation` layer. "
-            f"Received: cell={cell!r}{'' if isinstance(cell, str) else lacks}"
+            f"`cell` must be one of {sorted(_GATES)} or an instance of `GatedActivation`. "
+            f"Received: cell={cell!r}"
         )
-    if list(cell.state_size) != [units] * len(cell.state_size):
-        raise ValueError(
-            f"`cell` was made for state sizes {list(cell.state_size)}, "
-            f"but the layer has units={units}"
-        )
+    if cell.units != units:
+        raise ValueError(f"`cell` has units={cell.units}, but the layer has units={units}")
     return cell
-
-
-def find_aux_levels(depth: int, aux_every: int | None, aux_from: str = "bottom") -> list[int]:
-    """Returns the levels of the auxiliary outputs, see the arguments of `TrellisLayer`."""
-    if aux_from not in ("bottom", "top"):
-        raise ValueError(f'`aux_from` must be "bottom" or "top". Received: aux_from={aux_from!r}')
-    if aux_every is None:
-        return []
-    check_positive(aux_every=aux_every)
-    if aux_from == "bottom":
-        levels = list(range(aux_every, depth + 1, aux_every))
-    else:
-        levels = sorted(range(depth - aux_every, 0, -aux_every))
-    if not levels:
-        raise ValueError(
-            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than the "
-            f'depth with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
-        )
-    return levels
 
 
 def _initializer(identifier, seed, weight):
@@ -1246,35 +1111,25 @@ def _check_groups(units, depth, groups, kernel_structure, group_starts):
             f"Received: kernel_structure={kernel_structure!r}"
         )
     mixed = kernel_structure == "mixed_group"
+    received = f"Received: {kernel_structure=}, {groups=}, {group_starts=}, {units=}, {depth=}"
+    if (groups is None) == (mixed or group_starts is not None):
+        raise ValueError(
+            '`kernel_structure="mixed_group"` and `group_starts` need `groups`, the channel '
+            f"width of each group, and `groups` one of them. {received}"
+        )
     if groups is None:
-        if mixed or group_starts is not None:
-            raise ValueError(
-                '`kernel_structure="mixed_group"` and `group_starts` need `groups`, the channel '
-                "width of each group, the bottom one first. Received: groups=None"
-            )
         return
-    if not mixed and group_starts is None:
+    if not _are_positive(groups) or sum(groups) != units or mixed and len(groups) > depth:
         raise ValueError(
-            '`groups` needs `kernel_structure="mixed_group"` or `group_starts`: without either '
-            f"it would change nothing. Received: groups={groups}"
-        )
-    if not _are_positive(groups) or sum(groups) != units:
-        raise ValueError(
-            "`groups` must be a list of positive channel widths that sum to `units`. "
-            f"Received: groups={groups}, units={units}"
-        )
-    if mixed and len(groups) > depth:
-        raise ValueError(
-            "x advances one group per level, so `depth` must be at least the number of "
-            f"`groups`. Received: groups={groups}, depth={depth}"
+            "`groups` must be a list of positive channel widths that sum to `units`, and at most "
+            f"`depth` of them, as x advances one group per level. {received}"
         )
     if group_starts is None:
         return
     fits = _are_positive(group_starts) and len(group_starts) == len(groups)
     if not fits or max(group_starts) > depth:
         raise ValueError(
-            "`group_starts` must list one level for each of the groups, from 1 to `depth`. "
-            f"Received: group_starts={group_starts}, groups={groups}, depth={depth}"
+            f"`group_starts` must list a level from 1 to `depth` for each group. {received}"
         )
 
 

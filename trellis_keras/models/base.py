@@ -19,7 +19,7 @@ from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras._keras_internals import save_to_file
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers.checks import check_tokens
-from trellis_keras.layers.sublayers import SublayersMixin
+from trellis_keras.layers.saving import SublayersMixin
 from trellis_keras.models.metrics import MeanLoss
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
@@ -39,9 +39,8 @@ class BackboneModel(SublayersMixin, keras.Model):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         dtype = at_least_float32(self.compute_dtype)
-        self._mean_loss = MeanLoss("loss", dtype)
+        self._mean_loss = MeanLoss(dtype=dtype)
         self._asked_to_compile: bool | str = "auto"
-        self._auto_scale_loss = True
 
     # Training
 
@@ -51,7 +50,6 @@ class BackboneModel(SublayersMixin, keras.Model):
         *,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
         **kwargs: Any,
     ) -> None:
         """Configures the model as `keras.Model.compile` does.
@@ -66,20 +64,19 @@ class BackboneModel(SublayersMixin, keras.Model):
         self._asked_to_compile = jit_compile
         if jit_compile == "auto" and not kwargs.get("run_eagerly"):
             jit_compile = self._prefers_xla() or "auto"
-        elif jit_compile is True and self._runs_float64_on_tensorflow():
+        elif (
+            jit_compile is True
+            and keras.backend.backend() == "tensorflow"
+            and self.backbone.compute_dtype == "float64"
+        ):
             warnings.warn(
                 "TensorFlow 2.21 with XLA has computed wrong gradients of gated activations in "
                 'float64 on a CPU. Leave `jit_compile` at "auto", which does not use XLA there.',
                 stacklevel=2,
             )
         super().compile(
-            optimizer,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
-            **kwargs,
+            optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile, **kwargs
         )
-        self._auto_scale_loss = auto_scale_loss
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         if not self.built and hasattr(x, "shape"):
@@ -117,11 +114,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         return super().test_step(*self._with_loss_inputs(*args))
 
     def loss_inputs(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Returns what a call reads in a step of training or evaluation.
-
-        Args:
-            x, y, sample_weight: A batch, as in Keras.
-        """
+        """Returns what a call reads in a step of training or evaluation on a batch."""
         return x
 
     def _with_loss_inputs(self, *args):
@@ -146,9 +139,6 @@ class BackboneModel(SublayersMixin, keras.Model):
         is_float32 = self.backbone.compute_dtype == "float32"
         prefers = is_float32 and getattr(self.backbone, "prefers_xla", False)
         return prefers and runtime_tf.has_only_cpus()
-
-    def _runs_float64_on_tensorflow(self):
-        return keras.backend.backend() == "tensorflow" and self.backbone.compute_dtype == "float64"
 
     def _replicas(self):
         """The number of replicas of `tf.distribute`."""
@@ -175,8 +165,7 @@ class BackboneModel(SublayersMixin, keras.Model):
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
-        own = {"jit_compile": self._asked_to_compile, "auto_scale_loss": self._auto_scale_loss}
-        return config and {**config, **own}
+        return config and {**config, "jit_compile": self._asked_to_compile}
 
     def compile_from_config(self, config: dict) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -250,11 +239,7 @@ class BackboneModel(SublayersMixin, keras.Model):
     # Streaming
 
     def initial_cache(self, batch_size: int) -> Cache:
-        """Returns the backbone's cache before the first step, see `keras_streams.StreamingMixin`.
-
-        Args:
-            batch_size: Positive integer, number of rows.
-        """
+        """Returns the backbone's cache before the first step of `batch_size` rows."""
         return self.stream().initial_cache(batch_size)
 
     def stream(self) -> Any:
