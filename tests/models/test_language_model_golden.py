@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import (
-    family,
-    floats,
-    language_model,
-    log_softmax,
-    to_ours,
-    variables_of,
-)
+from tests.support.golden import family, floats, language_model, log_softmax, to_ours, variables_of
 from tests.support.gradients import value_and_gradients
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.training.optimizers import SGD, Adam

@@ -136,31 +136,6 @@ def test_scores_files(tmp_path):
     assert totals["log_probability"] == pytest.approx(-losses.sum(), rel=1e-4)
 
 
-def test_an_interrupted_score_resumes_with_its_cache(tmp_path, monkeypatch):
-    vocabulary = Vocabulary("\nabcde ", unit="character")
-    model = make(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
-    neural = NeuralCache(model, SIZE, THETA, MIX)
-    path = tmp_path / "text.txt"
-    path.write_text("abc\ndab e\n" * 40)
-    monkeypatch.setattr(scoring, "_WINDOW_BATCHES", 2)
-    options = {"whole": True, "batch_tokens": 16}
-    totals = scoring.score(neural, path, tmp_path / "undisturbed.csv", **options)
-    save = scoring._Progress.save
-
-    def save_and_end(job, written):
-        save(job, written)
-        if job.text.cache is not None:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(scoring._Progress, "save", save_and_end)
-        with pytest.raises(InterruptedError):
-            scoring.score(neural, path, tmp_path / "scores.csv", **options)
-    with pytest.raises(ValueError, match="other settings: model "):
-        scoring.score(NeuralCache(model, SIZE, 0.8, MIX), path, tmp_path / "scores.csv", **options)
-    assert scoring.score(neural, path, tmp_path / "scores.csv", **options) == totals
-
-
 def test_errors():
     model = make(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`mix` must lie between 0 and 1. Received: .*mix=1.5"):

@@ -16,7 +16,7 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.models import LanguageModel, SequenceClassifier
-from trellis_keras.models.saved_files import check_file, load_model, saved_tokens
+from trellis_keras.models.saved_files import check_file, load_model
 from trellis_keras.zoo import pretrained
 
 DAMAGED = "altered.keras is damaged, or not a model of this version: "
@@ -248,19 +248,6 @@ def test_a_foreign_model(tmp_path):
         load_model(path)
 
 
-def test_backbones_of_keras(tmp_path):
-    path = tmp_path / "model.keras"
-    inputs = keras.Input((None, 3))
-    hidden = keras.layers.LSTM(4, kernel_regularizer="l2", return_sequences=True)(inputs)
-    outputs = keras.layers.Dense(2, "relu")(keras.layers.LayerNormalization()(hidden))
-    backbone = keras.Model(inputs, keras.layers.Concatenate()([outputs, hidden]))
-    model = SequenceClassifier(backbone, 2, per_step=True)
-    model.build((None, None, 3))
-    model.save(path)
-    x = np.ones((1, 5, 3))
-    np.testing.assert_array_equal(load_model(path)(x), model(x))
-
-
 @pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c[:2000] + b"more" + c[2000:]])
 def test_an_hdf5_file_of_another_length_than_it_says(saved, tmp_path, change):
     path = tmp_path / "some.weights.h5"
@@ -299,7 +286,7 @@ def test_files_that_lead_elsewhere(saved, altered, tmp_path, monkeypatch, hostil
     files = path, archive, tmp_path / "some.hdf5", tmp_path / "other.weights.json"
     calls = [(saved[0].load_weights, file) for file in files]
     calls += [(SequenceClassifier(TCN(2, 2, 1), 3).load_weights, file) for file in files]
-    calls += [(load_model, archive), (saved_tokens, path)]
+    calls.append((load_model, archive))
     calls.append((lambda file: pretrained.load_weights(saved[0], "some_model", file), path))
     for load, file in calls:
         with pytest.raises(ValueError, match=f"{file.name} .*{HOSTILE[hostile]}"):
@@ -336,15 +323,6 @@ def test_damaged_parts(saved, altered, parts):
             load(altered(**parts))
 
 
-def test_a_flipped_bit(altered):
-    path = altered()
-    content = bytearray(path.read_bytes())
-    content[content.index(b"vocabulary_size")] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{DAMAGED}.*CRC"):
-        load_model(path)
-
-
 def test_a_full_disk_is_not_damage(saved, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
@@ -359,16 +337,8 @@ def test_a_full_disk_is_not_damage(saved, monkeypatch):
     [
         put("config", "vocabulary", value=3),
         put("config", "vocabulary", value={"config": {}}),
-        put("config", "vocabulary_size", value=None),
-        put("config", "vocabulary_size", value=float("inf")),
     ],
 )
 def test_a_file_without_a_vocabulary_is_named(saved, altered, change):
-    with pytest.raises(ValueError, match="altered.keras does not hold a language model"):
+    with pytest.raises(ValueError, match="altered.keras is damaged"):
         saved[0].load_weights(altered(change))
-
-
-def test_a_vocabulary_of_another_length(saved, altered):
-    tokens = put("config", "vocabulary", "config", "tokens", value=list("abc"))
-    with pytest.raises(ValueError, match="token 3 is None in the file and 'd' in the model"):
-        saved[0].load_weights(altered(tokens))

@@ -130,11 +130,7 @@ class DynamicEvaluation:
         return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
 
     def token_losses(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the loss of each target in nats, of shape (time - 1,) or (batch, time - 1).
-
-        Args:
-            tokens: As in `evaluate`.
-        """
+        """Returns the loss of each target in nats, of shape (time - 1,) or (batch, time - 1)."""
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.model.vocabulary_size)
         weights, others = self._weights()

@@ -8,7 +8,7 @@ scores of the token at `index` with `next(prompt, cache, index)`, and may reorde
 import codecs
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -131,7 +131,17 @@ class TextGenerator:
         >>> model.generate([[1, 2], [3, 4, 5]], max_length=10, sampler="greedy").shape
         (2, 10)
         """
-        return _generate(self, prompts, max_length, sampler, seed, stop_tokens)
+        request = _read_request(self, prompts, max_length, sampler, seed, stop_tokens)
+        samplers.set_seed(request.sampler, request.seed)
+        ids = _write_all(self, request)
+        lengths = _row_lengths(ids, request)
+        if not request.is_text:
+            # Shorter rows repeat their last token.
+            steps = np.minimum(np.arange(lengths.max())[None], lengths[:, None] - 1)
+            return np.take_along_axis(ids, steps, axis=1)
+        ended = zip(ids, lengths, strict=True)
+        texts = [self.vocabulary.decode(row[:length]) for row, length in ended]
+        return texts[0] if isinstance(prompts, str) else texts
 
     def generate_stream(
         self,
@@ -165,63 +175,55 @@ class TextGenerator:
         >>> len(list(model.generate_stream([1, 2], max_length=5)))
         5
         """
-        return _generate_stream(self, prompt, max_length, sampler, seed, stop_tokens)
+        request = _read_request(self, [prompt], max_length, sampler, seed, stop_tokens)
+        tokens = _write_row(self, request)
+        return text_pieces(self.vocabulary, tokens) if request.is_text else tokens
 
 
-def _generate(model, prompts, max_length, sampler, seed, stop_tokens):
+class _Request(NamedTuple):
+    """What to generate, checked."""
+
+    is_text: bool  # whether the prompts were strings
+    given: np.ndarray  # int32 (batch, max_length): the prompts, followed by `OPEN`
+    sampler: Any  # of Keras-NLP; its state is advanced
+    seed: int | None
+    stop: tuple  # ids after which a row ends
+
+
+def _read_request(model, prompts, max_length, sampler, seed, stop_tokens):
     model.stream()  # raises if the model does not stream
     rows, is_text = _encode_prompts(model, prompts)
     given = _pad(rows, max_length)
     stop = _stop_ids(model, stop_tokens)
     sampler = samplers.get_sampler(sampler, model.vocabulary_size)
-    seed = _checked_seed(seed)
-    samplers.set_seed(sampler, seed)
-    ids = _write_all(model, given, sampler, stop)
-    lengths = row_lengths(ids, given, stop)
-    if not is_text:
-        # Shorter rows repeat their last token.
-        steps = np.minimum(np.arange(lengths.max())[None], lengths[:, None] - 1)
-        return np.take_along_axis(ids, steps, axis=1)
-    ended = zip(ids, lengths, strict=True)
-    texts = [model.vocabulary.decode(row[:length]) for row, length in ended]
-    return texts[0] if isinstance(prompts, str) else texts
+    # A Python integer: Keras takes no NumPy integers.
+    seed = None if seed is None else check_integer("seed", seed)
+    return _Request(is_text, given, sampler, seed, stop)
 
 
-def _generate_stream(model, prompt, max_length, sampler, seed, stop_tokens):
-    model.stream()  # raises if the model does not stream
-    (row,), is_text = _encode_prompts(model, [prompt])
-    given = _pad([row], max_length)
-    stop = _stop_ids(model, stop_tokens)
-    sampler = samplers.get_sampler(sampler, model.vocabulary_size)
-    seed = _checked_seed(seed)
-
-    def tokens():
-        # Two iterators may share a sampler: its seed is set when the first token is requested.
-        samplers.set_seed(sampler, seed)
-        yield from row.tolist()
-        if type(sampler).__call__ is samplers.library().Sampler.__call__:
-            yield from _write_each(model, row, max_length, sampler, stop)
-            return
-        # This sampler compares whole continuations.
-        ids = _write_all(model, given, sampler, stop)
-        (length,) = row_lengths(ids, given, stop)
-        yield from ids[0, len(row) : length].tolist()
-
-    return text_pieces(model.vocabulary, tokens()) if is_text else tokens()
+def _write_row(model, request):
+    """Yields the ids of a single row as they are generated, the prompt first."""
+    # Two iterators may share a sampler: its seed is set when the first token is requested.
+    samplers.set_seed(request.sampler, request.seed)
+    (row,) = request.given
+    prompt = row[row != OPEN]
+    yield from prompt.tolist()
+    if type(request.sampler).__call__ is samplers.library().Sampler.__call__:
+        yield from _write_each(model, prompt, len(row), request.sampler, request.stop)
+        return
+    # This sampler compares whole continuations.
+    ids = _write_all(model, request)
+    (length,) = _row_lengths(ids, request)
+    yield from ids[0, len(prompt) : length].tolist()
 
 
-def _write_all(model, given, sampler, stop):
+def _write_all(model, request):
     """Generates all rows to their end in one compiled loop.
 
-    Args:
-        model: `TextGenerator`.
-        given: int32 array (batch, max_length): the prompts, followed by `OPEN`.
-        sampler: Keras-NLP sampler; its state is advanced.
-        stop: Tuple of the ids after which a row ends.
-
-    Returns:
-        int32 array (batch, max_length). Tokens after a row's first new stop token are undefined.
+    Returns an int32 array (batch, max_length). Tokens after a row's first new stop token are
+    undefined.
     """
+    given, sampler, stop = request.given, request.sampler, request.stop
     rows, length = given.shape
     shortest = int((given != OPEN).sum(axis=1).min())
     cache, hidden = _read_prompts(model, given[:, : shortest - 1])
@@ -392,11 +394,6 @@ def _compiled(make, model, sampler, shape, *settings):
     return call
 
 
-def _checked_seed(seed):
-    """Returns a seed as a Python integer or None (Keras takes no NumPy integers)."""
-    return None if seed is None else check_integer("seed", seed)
-
-
 # Text
 
 
@@ -457,15 +454,9 @@ def _stop_ids(model, stop_tokens):
     return tuple(ids)
 
 
-def row_lengths(ids: np.ndarray, given: np.ndarray, stop: tuple) -> np.ndarray:
-    """Returns the length of each row up to and including its first new stop token.
-
-    Args:
-        ids: int array (batch, time).
-        given: int array (batch, time): the prompts, followed by `OPEN`.
-        stop: Tuple of ids.
-    """
-    is_stop = np.isin(ids, stop) & (given == OPEN)
+def _row_lengths(ids, request):
+    """Returns the length of each row up to and including its first new stop token."""
+    is_stop = np.isin(ids, request.stop) & (request.given == OPEN)
     return np.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, ids.shape[1])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.exported import ExportedStream
-from keras_streams.protocol import at_least_float32, shapes_match
+from keras_streams.protocol import at_least_float32
 from trellis_keras._keras_internals import no_automatic_dependency_tracking
 from trellis_keras.layers.checks import check_tokens
 from trellis_keras.layers.heads import DenseHead, Head
@@ -159,27 +159,16 @@ class LanguageModel(TextGenerator, TokenBackbone):
         )
         if head is None:
             head = DenseHead(self.vocabulary_size, self._uniform("head"), name="head", dtype=policy)
+        if getattr(head, "vocabulary_size", self.vocabulary_size) != self.vocabulary_size:
+            raise ValueError(
+                f"The head has vocabulary_size={head.vocabulary_size}, but the model has "
+                f"vocabulary_size={self.vocabulary_size}"
+            )
         self.head = head
-        self._check_head()
         if tie_embeddings:
             head.tie(self.embedding)
         self._token_metrics: list[keras.metrics.Metric] = []
         self._compiled_rows: dict[str, int] = {}
-
-    def _check_head(self):
-        if getattr(self.head, "vocabulary_size", self.vocabulary_size) != self.vocabulary_size:
-            raise ValueError(
-                f"The head has vocabulary_size={self.head.vocabulary_size}, but the model has "
-                f"vocabulary_size={self.vocabulary_size}"
-            )
-        ties = hasattr(self.head, "tie")
-        if self.tie_embeddings and (not ties or self.head.built):
-            reason = "is already built" if ties else "has no method `tie`"
-            raise ValueError(
-                "tie_embeddings=True needs an unbuilt head with a method `tie`. Set "
-                "tie_embeddings=False, or pass another head. "
-                f"Received: {self.head!r}, which {reason}"
-            )
 
     def build(self, input_shape: Shape) -> None:
         if isinstance(input_shape[0], (list, tuple)):  # of tokens and targets
@@ -243,19 +232,8 @@ class LanguageModel(TextGenerator, TokenBackbone):
     ) -> Tensor:
         """Returns the loss of a batch and updates the metrics. See the class for the formula.
 
-        Args:
-            x: Unused.
-            y: Integer tensor (batch, n), the targets.
-            y_pred: The log-probabilities of the targets, `model(model.loss_inputs(x, y, weight))`.
-            sample_weight: Tensor (batch,) or (batch, n). Defaults to 1 for every token.
-            training: Boolean, whether to add the terms of the training loss.
+        `y_pred` are the log-probabilities of the targets, `model(model.loss_inputs(x, y, weight))`.
         """
-        if not shapes_match(y_pred.shape, y.shape):
-            raise ValueError(
-                "`y_pred` must be the log-probabilities of the targets, as returned by "
-                f"model(model.loss_inputs(x, y), training=True). Received: y_pred of shape "
-                f"{tuple(y_pred.shape)}, y of shape {tuple(y.shape)}"
-            )
         weight = losses.token_weights(sample_weight, y_pred)
         loss = losses.weighted_mean(-y_pred, weight)
         if training:
@@ -272,7 +250,12 @@ class LanguageModel(TextGenerator, TokenBackbone):
                 "A language model is trained and evaluated on (tokens, next tokens). "
                 "Received no targets."
             )
-        _check_lengths(x, y)
+        steps, targets = x.shape[1], y.shape[1]
+        if None not in (steps, targets) and targets > steps:
+            raise ValueError(
+                "Targets are the next tokens at the last positions of x, at most one per position. "
+                f"Received: x of shape {tuple(x.shape)}, y of shape {tuple(y.shape)}"
+            )
         return (x, y) if sample_weight is None else (x, y, sample_weight)
 
     @no_automatic_dependency_tracking  # Keras allows no new metrics in a built model.
@@ -280,11 +263,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
         self,
         optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         metrics: Sequence[keras.metrics.Metric] | keras.metrics.Metric | None = None,
-        *,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
+        **kwargs: Any,
     ) -> None:
         """Configures training. The head defines the loss, so there is no `loss` argument.
 
@@ -293,9 +272,8 @@ class LanguageModel(TextGenerator, TokenBackbone):
             metrics: Metrics of the negative log-likelihood per token in nats, such as
                 `Perplexity()`, `BitsPerCharacter()` or any `keras.metrics.Metric` with
                 `update_state(values, sample_weight)`. Defaults to `None`.
-            run_eagerly, steps_per_execution, auto_scale_loss: As in Keras.
-            jit_compile: Boolean or `"auto"`, which also compiles with XLA on a CPU if the backbone
-                is faster with it, see `BackboneModel.compile`. Defaults to `"auto"`.
+            **kwargs: `run_eagerly`, `steps_per_execution`, `auto_scale_loss`, as in Keras, and
+                `jit_compile`, see `BackboneModel.compile`.
         """
         metrics = [] if metrics is None else metrics
         metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
@@ -306,13 +284,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
                     "must be metric objects that take the negative log-likelihood per token, such "
                     f"as models.Perplexity(). Received: {metric!r}"
                 )
-        super().compile(
-            optimizer,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
-        )
+        super().compile(optimizer, **kwargs)
         self._token_metrics = metrics
 
     @property
@@ -345,7 +317,6 @@ class LanguageModel(TextGenerator, TokenBackbone):
         verbose: str | int = "auto",
         callbacks: list | None = None,
         *,
-        validation_data: Any = None,
         shuffle: bool | None = None,
         class_weight: None = None,
         **kwargs: Any,
@@ -356,17 +327,16 @@ class LanguageModel(TextGenerator, TokenBackbone):
         checked first. The states of a stateful backbone are reset at the start of each epoch.
 
         Args:
-            x, y, batch_size, epochs, verbose, callbacks, validation_data: As in Keras.
+            x, y, batch_size, epochs, verbose, callbacks: As in Keras.
             shuffle: Boolean. Defaults to `True` for arrays, and to `False` for a `PyDataset`, whose
                 batches Keras would shuffle, and with a stateful backbone.
             class_weight: Must be `None`.
             **kwargs: Other arguments of `keras.Model.fit`.
         """
         check_no_class_weight(class_weight)
-        is_tuple = isinstance(validation_data, tuple)
-        self._check_tokens(x, y, *(validation_data[:2] if is_tuple else [validation_data]))
-        if y is not None:
-            _check_lengths(x, y)
+        validation = kwargs.get("validation_data")
+        validation = validation[:2] if isinstance(validation, tuple) else [validation]
+        self._check_tokens(x, y, *validation)
         if shuffle is None:
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
         if self._is_stateful:
@@ -376,25 +346,13 @@ class LanguageModel(TextGenerator, TokenBackbone):
             trained = x[: math.floor(len(x) * (1 - split))] if split else x
             self.allocate_states(trained, batch_size, training=True)
             callbacks = [ResetStates(), *keras.tree.flatten(callbacks or [])]
-        return super().fit(
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            **kwargs,
-        )
+        return super().fit(x, y, batch_size, epochs, verbose, callbacks, shuffle=shuffle, **kwargs)
 
     def evaluate(
         self, x: Any = None, y: Tensor | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
         """Evaluates as `keras.Model.evaluate` does; a stateful backbone starts from zero states."""
         self._check_tokens(x, y)
-        if y is not None:
-            _check_lengths(x, y)
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
         return super().evaluate(x, y, batch_size=batch_size, **kwargs)
@@ -423,13 +381,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
         return getattr(self.backbone, "stateful", False)
 
     def allocate_states(self, x: Any, batch_size: int | None, training: bool) -> None:
-        """Allocates zero states of a stateful backbone for the batch size that Keras will use.
-
-        Args:
-            x: The data passed to `fit`, `evaluate` or `predict`.
-            batch_size: As in Keras.
-            training: Boolean, whether to allocate the states of training or of evaluation.
-        """
+        """Allocates zero states of a stateful backbone for the batch size that Keras will use."""
         rows = rows_per_batch(x, batch_size)
         self.backbone.reset_state(rows, training)
         # A function compiled for any batch size would keep the states of a single one.
@@ -465,12 +417,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
         )
 
     def next_log_probs(self, hidden: Tensor, cache: Cache) -> Tensor:
-        """Returns log-probabilities (batch, V) of the next token.
-
-        Args:
-            hidden: Tensor (batch, channels), the last hidden states.
-            cache: The cache after them.
-        """
+        """Returns log-probabilities (batch, V) after the last hidden states (batch, channels)."""
         return self.head(hidden)
 
     def text_loss(self, tokens: Tensor) -> Tensor:
@@ -478,12 +425,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
         return self.head.loss(self.encode(tokens[:, :-1])["hidden"], tokens[:, 1:])
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Returns the `text_loss` of a segment, and the cache before tokens[:, -1].
-
-        Args:
-            tokens: Integer tensor (batch, time).
-            cache: The cache before tokens[:, 0].
-        """
+        """Returns the `text_loss` of a segment after a cache, and the cache before its end."""
         hidden, cache = self.hidden_prefill(tokens[:, :-1], cache)
         return self.head.loss(hidden, tokens[:, 1:]), cache
 
@@ -498,12 +440,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
 
     def _check_vocabulary(self, path):
-        size, tokens = saved_tokens(path)
-        if size not in (None, self.vocabulary_size):
-            raise ValueError(
-                f"{path} holds weights for {size:,} tokens, but the model has vocabulary_size="
-                f"{self.vocabulary_size:,}: it belongs to a different vocabulary."
-            )
+        tokens = saved_tokens(path)
         if None in (tokens, self.vocabulary):
             return
         pairs = enumerate(itertools.zip_longest(tokens, self.vocabulary.tokens))
@@ -542,14 +479,3 @@ class LanguageModel(TextGenerator, TokenBackbone):
             for name in ("backbone", "head", "embeddings_initializer", "vocabulary")
         }
         return cls(**{**config, **objects})
-
-
-def _check_lengths(x, y):
-    """Raises ValueError if targets (batch, n) have more steps than tokens (batch, time)."""
-    shapes = [tuple(a.shape if hasattr(a, "shape") else np.shape(a)) for a in (x, y)]
-    steps, targets = (shape[1:2] for shape in shapes)
-    if None not in (*steps, *targets) and targets > steps:
-        raise ValueError(
-            "Targets are the next tokens at the last positions of x, at most one per position. "
-            f"Received: x of shape {shapes[0]}, y of shape {shapes[1]}"
-        )

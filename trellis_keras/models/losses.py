@@ -28,7 +28,11 @@ def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
 
 
 class WeightedMean(keras.losses.Loss):
-    """A loss whose mean is sum(weight * value) / sum(weight), and which saves its dtype."""
+    """A loss whose mean is sum(weight * value) / sum(weight), and which saves its dtype.
+
+    Args:
+        name, reduction, dtype: As in `keras.losses.Loss`.
+    """
 
     def __init__(
         self,
@@ -49,9 +53,7 @@ class FrameLoss(WeightedMean):
     Summed over keys and averaged over frames (Bai et al. 2018, section 4).
 
     Args:
-        name: String, the loss's name. Defaults to `None`.
-        reduction: As in `keras.losses.Loss`. Defaults to `"mean_with_sample_weight"`.
-        dtype: The dtype of the computation. Defaults to `keras.config.floatx()`.
+        name, reduction, dtype: As in `WeightedMean`.
 
     Call arguments:
         y_true: Tensor (batch, time, keys) of 0 and 1.
@@ -74,9 +76,7 @@ class SquaredError(WeightedMean):
     """Computes the mean squared error. Unlike Keras', it keeps float64 on JAX.
 
     Args:
-        name: String, the loss's name. Defaults to `None`.
-        reduction: As in `keras.losses.Loss`. Defaults to `"mean_with_sample_weight"`.
-        dtype: The dtype of the computation. Defaults to `keras.config.floatx()`.
+        name, reduction, dtype: As in `WeightedMean`.
 
     Call arguments:
         y_true: Tensor (..., units), or (...) if there is one unit.
@@ -164,9 +164,7 @@ def num_replicas() -> int:
 def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
     """Returns a replica's share of the loss, so that the shares sum to the mean over all replicas.
 
-    Args:
-        loss: Scalar, the mean over this replica's tokens.
-        counted: Scalar, their number (or total weight).
+    `loss` is the mean over this replica's tokens, `counted` their number (or total weight).
     """
     replicas = num_replicas()
     if replicas == 1:

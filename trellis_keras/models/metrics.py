@@ -20,10 +20,15 @@ class ExactMean(keras.metrics.Metric):
     """A weighted mean with compensated sums: a second variable holds the rounding error.
 
     Sums are float32, or float64 if `dtype` is. A plain float32 cannot count beyond 2^24 tokens.
+
+    Args:
+        name, dtype: As in `keras.metrics.Metric`.
     """
 
-    def __init__(self, name: str, dtype: str | None = None) -> None:
-        super().__init__(name=name, dtype=dtype)
+    default_name: str | None = None
+
+    def __init__(self, name: str | None = None, dtype: str | None = None) -> None:
+        super().__init__(name=name or self.default_name, dtype=dtype)
         # Not `keras.backend.result_type`: on JAX it returns float32 for float64.
         self._sum_dtype = "float64" if self.dtype == "float64" else "float32"
         names = ("total", "total_remainder", "weight", "weight_remainder")
@@ -57,6 +62,8 @@ class ExactMean(keras.metrics.Metric):
 class MeanLoss(ExactMean):
     """Computes the mean loss of batches, weighted by what each counts."""
 
+    default_name = "loss"
+
     def update_state(self, loss: Tensor, sample_weight: Tensor = None) -> None:
         """Accumulates the loss of a batch."""
         self._accumulate(loss, sample_weight)
@@ -66,10 +73,6 @@ class MeanLoss(ExactMean):
 class CrossEntropy(ExactMean):
     """Computes the mean negative log-likelihood of a token, in nats.
 
-    Args:
-        name: String, the metric's name. Defaults to `"cross_entropy"`.
-        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
-
     Example:
 
     >>> metric = CrossEntropy()
@@ -78,8 +81,7 @@ class CrossEntropy(ExactMean):
     1.5
     """
 
-    def __init__(self, name: str = "cross_entropy", dtype: str | None = None) -> None:
-        super().__init__(name, dtype)
+    default_name = "cross_entropy"
 
     def update_state(self, nll: Tensor, *others: Any, sample_weight: Tensor = None) -> None:
         """Accumulates the negative log-likelihoods of tokens.
@@ -89,7 +91,7 @@ class CrossEntropy(ExactMean):
             sample_weight: Tensor of the shape of `nll` or of its leading axes, such as (batch,)
                 for an `nll` of (batch, time). Defaults to 1 for every token.
         """
-        if others:
+        if others:  # as Keras' other models pass them
             raise ValueError(
                 f"{type(self).__name__} takes negative log-likelihoods, as passed by a "
                 "LanguageModel; in other models use "
@@ -100,22 +102,9 @@ class CrossEntropy(ExactMean):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class Perplexity(CrossEntropy):
-    """Computes exp of the mean negative log-likelihood of a token.
+    """Computes exp of the mean negative log-likelihood of a token, see `CrossEntropy`."""
 
-    Args:
-        name: String, the metric's name. Defaults to `"perplexity"`.
-        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
-
-    Example:
-
-    >>> metric = Perplexity()
-    >>> metric.update_state([0.0, 0.0])
-    >>> float(metric.result())
-    1.0
-    """
-
-    def __init__(self, name: str = "perplexity", dtype: str | None = None) -> None:
-        super().__init__(name, dtype)
+    default_name = "perplexity"
 
     def _of_mean(self, mean):
         return ops.exp(mean)
@@ -123,22 +112,9 @@ class Perplexity(CrossEntropy):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class BitsPerCharacter(CrossEntropy):
-    """Computes the mean negative log-likelihood of a character, in bits.
+    """Computes the mean negative log-likelihood of a character in bits, see `CrossEntropy`."""
 
-    Args:
-        name: String, the metric's name. Defaults to `"bpc"`.
-        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
-
-    Example:
-
-    >>> metric = BitsPerCharacter()
-    >>> metric.update_state([math.log(2.0)])
-    >>> float(metric.result())
-    1.0
-    """
-
-    def __init__(self, name: str = "bpc", dtype: str | None = None) -> None:
-        super().__init__(name, dtype)
+    default_name = "bpc"
 
     def _of_mean(self, mean):
         return ops.divide(mean, math.log(2.0))
@@ -151,10 +127,6 @@ class FrameNLL(ExactMean):
     This is the metric in the music tables of Bai et al. (2018): binary cross-entropy, summed over
     keys. Pass it to `compile` as one of the `weighted_metrics`, so that padded frames do not count.
 
-    Args:
-        name: String, the metric's name. Defaults to `"frame_nll"`.
-        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
-
     Example: two frames of two keys, the second of them padding.
 
     >>> metric = FrameNLL()
@@ -163,8 +135,7 @@ class FrameNLL(ExactMean):
     1.3863
     """
 
-    def __init__(self, name: str = "frame_nll", dtype: str | None = None) -> None:
-        super().__init__(name, dtype)
+    default_name = "frame_nll"
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
         """Accumulates the negative log-likelihoods of frames.
@@ -187,8 +158,7 @@ class DigitsRecalled(ExactMean):
 
     Args:
         digits: Positive integer, the number of last steps to compare. Defaults to 10.
-        name: String, the metric's name. Defaults to `"recalled"`.
-        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
+        name, dtype: As in `keras.metrics.Metric`.
 
     Example:
 
@@ -198,7 +168,9 @@ class DigitsRecalled(ExactMean):
     1.0
     """
 
-    def __init__(self, digits: int = 10, name: str = "recalled", dtype: str | None = None) -> None:
+    default_name = "recalled"
+
+    def __init__(self, digits: int = 10, name: str | None = None, dtype: str | None = None) -> None:
         super().__init__(name, dtype)
         self.digits = digits
 

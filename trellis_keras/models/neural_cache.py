@@ -127,19 +127,11 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
 
     def token_losses(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the loss of each target in nats, of shape (time - 1,) or (batch, time - 1).
-
-        Args:
-            tokens: As in `evaluate`.
-        """
+        """Returns the loss of each target in nats, of shape (time - 1,) or (batch, time - 1)."""
         return -ops.convert_to_numpy(self._mixed(*self.log_probabilities(tokens)))
 
     def log_probabilities(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns log p_model and log p_cache of each target, to tune `mix`.
-
-        Args:
-            tokens: As in `evaluate`.
-        """
+        """Returns log p_model and log p_cache of each target, to tune `mix`."""
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.vocabulary_size)
         cache = self.initial_cache(len(rows))

@@ -11,7 +11,6 @@ from trellis_keras.models.base import check_rank
 from trellis_keras.models.losses import FrameLoss
 from trellis_keras.models.metrics import FrameNLL
 from trellis_keras.models.sequence_model import SequenceModel
-from trellis_keras.types import Shape
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -38,8 +37,6 @@ class PolyphonicModel(SequenceModel):
 
     Call arguments:
         inputs: Tensor (batch, time, keys) of 0 and 1.
-        training: Whether dropout is active.
-        mask: Boolean (batch, time), see `SequenceClassifier`.
 
     Returns:
         Logits (batch, time, keys) of the next frames, at least float32. `keras.ops.sigmoid`
@@ -69,14 +66,6 @@ class PolyphonicModel(SequenceModel):
             )
         super().__init__(backbone, keys, per_step=True, **kwargs)
         self.keys = keys
-
-    def build(self, input_shape: Shape) -> None:
-        if input_shape[-1] != self.keys:
-            raise ValueError(
-                f"The inputs must be piano rolls (batch, time, {self.keys}): set `keys` to their "
-                f"number of keys. Received: keys={self.keys}, inputs of shape {tuple(input_shape)}"
-            )
-        super().build(input_shape)
 
     def _prefers_xla(self):
         return False  # It would compile the step for each length of a piece.

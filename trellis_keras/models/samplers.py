@@ -32,12 +32,7 @@ def library() -> ModuleType:
 
 
 def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
-    """Returns a Keras-NLP sampler that works with a language model.
-
-    Args:
-        sampler: A name, or a `keras_nlp.samplers.Sampler`.
-        vocabulary_size: Positive integer.
-    """
+    """Returns a Keras-NLP sampler, given by a name or itself, that works with a language model."""
     samplers = library()
     by_name = {
         "beam": samplers.BeamSampler,

@@ -174,29 +174,18 @@ def check_file(path: str | os.PathLike) -> None:
             _count_numbers(file)
 
 
-def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
-    """Returns the number of tokens and the tokens of a saved language model, `None` if unknown.
-
-    A `.keras` file has the model's vocabulary, a `.weights.h5` file only the number of tokens.
+def saved_tokens(path: str | os.PathLike) -> list | None:
+    """Returns the tokens of the vocabulary in a `.keras` file, `None` in other files.
 
     Raises:
-        ValueError: If the file is damaged, or does not contain a language model.
+        ValueError: If the file is damaged.
     """
     path = pathlib.Path(path)
-    if path.name.endswith(".keras"):
-        with open_file(path) as file, _name_damaged(path), _open_keras(file) as archive:
-            config = _read_config(archive)["config"]
-        try:
-            vocabulary = config.get("vocabulary")
-            tokens = None if vocabulary is None else list(vocabulary["config"]["tokens"])
-            return int(config["vocabulary_size"]), tokens
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{path} does not hold a language model: {error!r}") from error
-    if path.name.endswith(".weights.h5"):
-        with open_file(path) as file, _name_damaged(path), _open_hdf5(file) as (content, _):
-            embedding = content.get("embedding/vars/0")
-            return (embedding.shape[0] if isinstance(embedding, h5py.Dataset) else None), None
-    return None, None
+    if not path.name.endswith(".keras"):
+        return None
+    with open_file(path) as file, _name_damaged(path), _open_keras(file) as archive:
+        vocabulary = _read_config(archive)["config"].get("vocabulary")
+        return None if vocabulary is None else list(vocabulary["config"]["tokens"])
 
 
 @contextlib.contextmanager

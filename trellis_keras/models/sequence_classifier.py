@@ -10,9 +10,7 @@ from keras import ops
 
 from keras_streams.exported import ExportedStream
 from trellis_keras.layers.checks import check_positive
-from trellis_keras.models.base import (
-    check_rank,
-)
+from trellis_keras.models.base import check_rank
 from trellis_keras.models.sequence_model import SequenceModel
 
 
@@ -46,7 +44,6 @@ class SequenceClassifier(SequenceModel):
 
     Call arguments:
         inputs: Tensor (batch, time, channels), or token ids (batch, time) with an `embedding`.
-        training: Whether dropout is active.
         mask: Boolean (batch, time), False where a step is padding. The backbone must support it.
             To derive the mask from the data, start a `keras.Sequential` backbone with a
             `keras.layers.Masking` layer (without `normalize` and `input_dropout`, which are applied
@@ -115,11 +112,7 @@ class SequenceClassifier(SequenceModel):
         return self.activation is None
 
     def predict_proba(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
-        """Returns class probabilities, (batch, num_classes) or (batch, time, num_classes).
-
-        Args:
-            x, batch_size, **kwargs: As in `keras.Model.predict`.
-        """
+        """Returns class probabilities, with the arguments of `keras.Model.predict`."""
         outputs = self.predict(x, batch_size=batch_size, **kwargs)
         if self.activation is None:
             outputs = np.exp(outputs - outputs.max(axis=-1, keepdims=True))

@@ -22,10 +22,7 @@ from trellis_keras.models.base import (
     embed,
     serialize_unbuilt,
 )
-from trellis_keras.models.losses import (
-    num_replicas,
-    scale_loss_for_replicas,
-)
+from trellis_keras.models.losses import num_replicas, scale_loss_for_replicas
 from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
@@ -316,7 +313,13 @@ class SequenceModel(BackboneModel):
     ) -> Tensor:
         """Returns the loss of a batch, and updates the metrics."""
         if self.per_step and self._has_own_loss:
-            _check_steps(y, y_pred)
+            targets, outputs = y.shape[1], y_pred.shape[1]
+            # A single step of targets would be broadcast to all steps.
+            if None not in (targets, outputs) and targets != outputs:
+                raise ValueError(
+                    "Per-step targets must have as many steps as the outputs. "
+                    f"Received: {targets} steps of targets, {outputs} of outputs"
+                )
         y = self._like_outputs(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, regardless of their weights.
@@ -365,12 +368,7 @@ class SequenceModel(BackboneModel):
         self,
         x: Any = None,
         y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: str | int = "auto",
-        callbacks: list | None = None,
-        *,
-        sample_weight: Tensor | None = None,
+        *args: Any,
         validation_data: Any = None,
         class_weight: dict | None = None,
         **kwargs: Any,
@@ -381,48 +379,32 @@ class SequenceModel(BackboneModel):
         self.check_adapted()
         class_weight = self._encode_class_weight(class_weight)
         y = self._encode_targets(y)
-        self._check_data(x, y, sample_weight)
+        self._check_data(x, y)
         if isinstance(validation_data, (tuple, list)):
             inputs, targets, *weights = validation_data
             validation_data = (inputs, self._encode_targets(targets), *weights)
-            self._check_data(*validation_data)
+            self._check_data(*validation_data[:2])
         else:
             self._check_data(validation_data)
         return super().fit(
             x,
             y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            sample_weight=sample_weight,
+            *args,
             validation_data=validation_data,
             class_weight=class_weight,
             **kwargs,
         )
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: str | int = "auto",
-        sample_weight: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
         y = self._encode_targets(y)
-        self._check_data(x, y, sample_weight)
-        return super().evaluate(x, y, batch_size, verbose, sample_weight, **kwargs)
+        self._check_data(x, y)
+        return super().evaluate(x, y, *args, **kwargs)
 
-    def _check_data(self, x, y=None, sample_weight=None):
+    def _check_data(self, x, y=None):
         if isinstance(x, keras.utils.PyDataset):
-            # All weights of a row may be 0 in a dataset, to pad the last batch.
             x, y, _ = keras.utils.unpack_x_y_sample_weight(x[0])
-        x, y, sample_weight = (
-            ops.convert_to_numpy(value) if ops.is_tensor(value) else value
-            for value in (x, y, sample_weight)
-        )
+        x, y = (ops.convert_to_numpy(v) if ops.is_tensor(v) else v for v in (x, y))
         if isinstance(x, np.ndarray):
             self._check_inputs(x)
             if y is None:
@@ -430,13 +412,6 @@ class SequenceModel(BackboneModel):
         # A custom loss may take other targets.
         if isinstance(y, np.ndarray) and self._has_own_loss:
             self._check_targets(y)
-            if self.per_step and isinstance(x, np.ndarray) and y.shape[1] > x.shape[1]:
-                raise ValueError(
-                    "There must be at most one target per step of x. "
-                    f"Received: x of shape {x.shape}, y of shape {y.shape}"
-                )
-        if isinstance(sample_weight, np.ndarray):
-            self._check_weights(sample_weight)
 
     def _check_inputs(self, x):
         if self.embedding is not None:
@@ -453,17 +428,6 @@ class SequenceModel(BackboneModel):
 
     def _check_targets(self, y):
         raise NotImplementedError
-
-    def _check_weights(self, weights):
-        """Raises ValueError if all sample weights (batch, time) of a row are 0."""
-        if weights.ndim < 2:
-            return
-        empty = np.flatnonzero(~np.any(weights.reshape(len(weights), -1), axis=1))
-        if empty.size:
-            raise ValueError(
-                f"All sample weights of row {empty[0]} are 0. "
-                f"Remove such rows ({empty.size} of {len(weights)})."
-            )
 
     def _encode_targets(self, y):
         """Returns targets as numbers."""
@@ -493,19 +457,7 @@ class SequenceModel(BackboneModel):
         """Reads a segment, with the shape of a call's inputs, in one pass.
 
         Returns:
-            The outputs (batch, time, units), and the cache after the last step.
-        """
-        if not self.per_step:
-            raise ValueError(
-                f"{self.name} does not have an output at each step of a segment: call `step`, or "
-                "use per_step=True and a backbone with return_sequences=True."
-            )
-        return self.outputs_at_each_step(x, cache)
-
-    def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a segment in one pass, as `prefill` does, but supports last-step models too.
-
-        At each step, a last-step model returns its output for the sequence that ends there.
+            The outputs (batch, time, units), see `step`, and the cache after the last step.
         """
         hidden, cache = self.stream().prefill(self._features(x), cache)
         return self._outputs(hidden), cache
@@ -528,7 +480,7 @@ class SequenceModel(BackboneModel):
             self,
             self.initial_cache,
             step,
-            lambda x: self._read_out(self.outputs_at_each_step(x)[0]),
+            lambda x: self._read_out(self.prefill(x)[0]),
             inputs=self.input_spec.axes[-1] if embedding is None else embedding.input_dim,
             takes_token=embedding is not None,
             delay=self.delay,
@@ -578,19 +530,6 @@ class SequenceModel(BackboneModel):
             for name in ("backbone", "embedding")
         }
         return cls(**{**config, **layers})
-
-
-def _check_steps(y, y_pred):
-    """Raises ValueError unless targets have as many steps as outputs, if both are known.
-
-    Targets with a single step would be broadcast to all steps.
-    """
-    targets, outputs = y.shape[1], y_pred.shape[1]
-    if None not in (targets, outputs) and targets != outputs:
-        raise ValueError(
-            "Per-step targets must have as many steps as the outputs. "
-            f"Received: {targets} steps of targets, {outputs} of outputs"
-        )
 
 
 _CROSS_ENTROPIES = {

@@ -21,17 +21,11 @@ class SequenceRegressor(SequenceModel):
     `compile` defaults to the mean squared error, without metrics. See `SequenceModel` for the mean.
 
     Args:
-        backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
-            (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden).
+        backbone, per_step: As in `SequenceClassifier`.
         units: Positive integer, number of outputs. Defaults to 1.
-        per_step: Boolean, whether the model has outputs at each step. Defaults to `False`.
-        **kwargs: `normalize`, `input_dropout`, `output_dropout`, `kernel_initializer`,
-            `bias_initializer` and `seed`, as in `SequenceModel`.
+        **kwargs: As in `SequenceModel`.
 
-    Call arguments:
-        inputs: Tensor (batch, time, channels).
-        training: Whether dropout is active.
-        mask: Boolean (batch, time), see `SequenceClassifier`.
+    The call arguments are those of `SequenceClassifier`.
 
     Returns:
         Tensor (batch, units), or (batch, time, units) with `per_step`, at least float32.

@@ -15,17 +15,11 @@ class ResetStates(keras.callbacks.Callback):
 
 
 def rows_per_batch(x: Any, batch_size: int | None) -> int:
-    """Returns the number of rows of the batches that Keras will read from x, in all processes.
-
-    Args:
-        x: The data passed to `fit`, `evaluate` or `predict`.
-        batch_size: As in Keras.
-    """
-    return _rows(x, batch_size) * _processes()
+    """Returns the number of rows of the batches that Keras will read from x, in all processes."""
+    return _rows_here(x, batch_size) * _processes()
 
 
-def _rows(x, batch_size):
-    """Returns the number of rows per batch that this process will read."""
+def _rows_here(x, batch_size):
     if isinstance(x, keras.utils.PyDataset):
         return len(keras.utils.unpack_x_y_sample_weight(x[0])[0])
     if hasattr(x, "element_spec"):  # a tf.data.Dataset

@@ -129,7 +129,7 @@ def test_streams_equal_whole_series(scale, quantiles):
     for t in range(WINDOW):
         found, cache = model.step(x[:, t], cache)
     np.testing.assert_allclose(found, model(x), rtol=1e-4)
-    every, _ = model.outputs_at_each_step(x)
+    every, _ = model.prefill(x)
     np.testing.assert_allclose(every[:, -1], found, rtol=1e-4)
 
 

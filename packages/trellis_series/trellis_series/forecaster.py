@@ -392,9 +392,6 @@ class Forecaster(SequenceModel):
         if y.size and np.all(np.isnan(y)):
             raise ValueError("All targets are missing: `y` has only NaN.")
 
-    def _check_weights(self, weights):
-        """Accepts all weights, because a gap in a series may cover a whole forecast."""
-
     # Streaming: with a linear map, the cache also contains its last steps. With scale="window" it
     # contains nothing else.
 
@@ -419,9 +416,9 @@ class Forecaster(SequenceModel):
         hidden, backbone = self.stream().step(self._features(x), cache["backbone"])
         return self._outputs(hidden, linear), {"linear": steps, "backbone": backbone}
 
-    def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         if self.linear is None:
-            return super().outputs_at_each_step(x, cache)
+            return super().prefill(x, cache)
         return step_through(self, x, cache)
 
     def _export_notes(self):
