@@ -100,8 +100,3 @@ def test_no_more_logits_than_a_block_has():
 def test_steps_within_a_number_of_logits(limit, steps):
     within = blockwise.steps_within(limit, np.zeros((2, 30, 12)), 33)
     assert type(within) is int and within == steps
-
-
-def test_blocks_are_of_equal_length():
-    blocks = blockwise._Blocks(np.zeros((2, 30, 12)), longest=14)
-    assert (blocks.number, blocks.steps) == (3, 10)

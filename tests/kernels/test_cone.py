@@ -13,7 +13,6 @@ from trellis_keras.kernels.cone import (
     interleaved_padding,
     offsets,
     plan_levels,
-    read,
 )
 
 
@@ -81,23 +80,6 @@ def test_reads_find_the_positions_below(network):
             )
 
 
-def test_doubling_dilations_read_slices():
-    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], output_length=1)
-    assert len(cone.positions[10]) == 2
-    assert all(isinstance(cone.read(i, 0).index, slice) for i in range(1, 12))
-    assert cone.fraction < 0.19
-
-
-def test_taps_of_doubling_dilations_interleave():
-    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], output_length=1)
-    widths = [len(positions) for positions in cone.positions]
-    found = [
-        interleaved_padding([cone.read(i, d), cone.read(i, 0)], widths[i - 1])
-        for i, (_, d) in enumerate(cone.offsets, start=1)
-    ]
-    assert found == [None, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
-
-
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_what_interleaves_is_read_in_turn(network):
@@ -114,29 +96,6 @@ def test_what_interleaves_is_read_in_turn(network):
             assert not np.array_equal(in_turn, padded)
         else:
             np.testing.assert_array_equal(in_turn, np.pad(below, (padding, 0)))
-
-
-def test_last_step_with_auxiliary_level():
-    cone = Cone(9, [(0, 1), (0, 4)], output_length=2, output_levels=[1])
-    assert cone.positions[1].tolist() == [3, 4, 7, 8]
-    assert cone.read(2, 4).index == slice(0, 2, 1)
-    found = read(np.array([3, 5, 8]), np.array([3, 4, 5, 8]))
-    assert found.index.tolist() == [0, 2, 3]
-
-
-def test_number_of_blocks_does_not_grow_with_depth():
-    def number(depth):
-        reads = [(0, 1)] * depth
-        return len(choose_blocks(4 * depth, reads, output_length=2 * depth, first=2))
-
-    assert number(140) <= number(35) + 1
-    assert choose_blocks(50, [(0, 1)] * 140, first=2) == [Block(1, 1, 1), Block(2, 140, 1)]
-
-
-def test_few_positions_are_wasted():
-    reads = [(0, 1)] * 55
-    blocks = choose_blocks(110, reads, 55, bounds=(16, 32, 48), first=2)
-    assert Cone(110, reads, 55, blocks=blocks).count < 1.08 * Cone(110, reads, 55).count
 
 
 @pytest.mark.parametrize(
@@ -166,15 +125,6 @@ def test_unknown_length():
     assert cone.read(2, 2).padding == 2 and cone.read(2, 2).is_contiguous
     blocks = choose_blocks(None, [(0, 1)] * 9, output_length=1, first=2)
     assert blocks == [Block(1, 1, 1), Block(2, 9, 1)]
-
-
-def test_read_refuses_what_is_not_there():
-    with pytest.raises(ValueError, match="positions"):
-        read(np.array([1, 2, 3]), np.array([1, 3]))
-
-
-def test_taps_are_multiples_of_the_dilation_back():
-    assert offsets(3, 4) == (0, 4, 8)
 
 
 @pytest.mark.parametrize(

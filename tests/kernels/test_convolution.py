@@ -5,16 +5,13 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from trellis_keras.kernels.cone import Cone, Read, offsets, read
 from trellis_keras.kernels.convolution import (
     convolve,
-    find_window,
     gather,
     gather_taps,
     pad_past,
-    product,
     shift,
     strided_slice,
 )
@@ -123,13 +120,6 @@ def test_taps_that_interleave(initial):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_product():
-    kernel = RANDOM.normal(size=(3, 5)).astype("float32")
-    np.testing.assert_allclose(
-        product(ops.convert_to_tensor(X), kernel, "float32"), X @ kernel, rtol=1e-5
-    )
-
-
 def convolved(x, kernel, dilation):
     """The convolution at every position."""
     taps = [earlier(x, j * dilation) @ kernel[-1 - j] for j in range(len(kernel))]
@@ -157,18 +147,3 @@ def test_convolve_at_all_positions_of_any_length():
     kernel = RANDOM.normal(size=(3, 3, 4)).astype("float32")
     found = convolve(X, kernel, 2, None, None)
     np.testing.assert_allclose(found, convolved(X, kernel, 2), atol=1e-5)
-
-
-def test_windows():
-    """With doubling dilations and one output, all convolutions but the lowest are dense ones."""
-    cone = Cone(600, [offsets(8, 2 ** (i // 2)) for i in range(16)], output_length=1)
-    pairs = itertools.pairwise(cone.positions)
-    windows = [
-        find_window(wanted, below, 8, 2 ** (i // 2)) for i, (below, wanted) in enumerate(pairs)
-    ]
-    assert all(window is not None and window.dilation == 1 for window in windows[1:])
-    everything = np.arange(30)
-    assert find_window(everything, everything, 3, 4) == (-8, 1, 4, 30)
-    assert find_window(np.array([3, 4, 9]), everything, 3, 4) is None
-    # No backend has a convolution with a stride and a dilation.
-    assert find_window(np.arange(0, 30, 2), everything, 3, 4) is None

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trellis_keras.kernels.mixed_group import GroupedProduct, is_worthwhile
+from trellis_keras.kernels.mixed_group import GroupedProduct
 
 pytestmark = pytest.mark.both_backends
 
@@ -29,8 +29,3 @@ def test_equals_the_product_with_the_zeros(past_taps, current_taps, groups):
     multiply = GroupedProduct(kernel.astype("float32"), past_taps, groups, "float32")
     found = multiply(seen.astype("float32"))
     np.testing.assert_allclose(found, seen @ kernel.reshape(-1, filters), atol=1e-5)
-
-
-def test_only_wide_groups_are_worth_it():
-    assert is_worthwhile([16, 16]) and is_worthwhile([8, 8]) and is_worthwhile([4, 12])
-    assert not is_worthwhile([8, 7]) and not is_worthwhile([2, 2, 2])

@@ -75,32 +75,6 @@ def test_equals_keras_without_biases(kind, training, cells):
     check(StackedRNN([layer], return_state=True), cells, MASK, training)
 
 
-def test_equals_keras_for_a_layer_of_a_cell(cells):
-    options = {"return_sequences": True, "return_state": True}
-    layer = keras.layers.RNN(keras.layers.GRUCell(4), **options)
-    check(StackedRNN([layer], return_state=True), cells, None)
-
-
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "XLA"])
-def test_fit_with_carried_states_equals_keras(jit_compile):
-    x, y = noise(4, 6, 2), noise(4, 6, 3)
-
-    def fitted():
-        inputs = keras.Input((None, 2), batch_size=2)
-        keras.utils.set_random_seed(0)
-        stack = StackedRNN([make("lstm", 5), make("gru", 3)], stateful=True)
-        model = keras.Model(inputs, stack(inputs))
-        model.compile("sgd", "mse", jit_compile=jit_compile)
-        losses = model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0).history["loss"]
-        return [losses, *stack.get_weights(), model.predict(x, batch_size=2, verbose=0)]
-
-    found = fitted()
-    with kernels.disabled():
-        expected = fitted()
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_half_precision(kind):
     """States are in float32, so that results are nearer to float32's, and streams equal them."""
@@ -147,15 +121,6 @@ class OtherCell(keras.layers.LSTMCell):
 def test_other_layers_run_in_keras_loop(layer, cells):
     assert StackedRNN([layer])(noise(2, 3, 4), training=True).shape == (2, 3, 4)
     assert not cells
-
-
-def test_a_layer_with_dropout_runs_in_the_loop_in_inference(cells):
-    layer = make("lstm", dropout=0.5)
-    stack, x = StackedRNN([layer]), noise(2, 3, 4)
-    y = stack(x)
-    assert cells == [layer.cell]
-    with kernels.disabled():
-        assert_close(y, stack(x), 1e-5)
 
 
 def test_accelerators_run_keras_loops(monkeypatch):
