@@ -148,7 +148,7 @@ def check_file(path: str | os.PathLike) -> None:
     """Checks the arrays of a file from which Keras loads weights.
 
     Args:
-        path: A `.keras`, `.weights.h5`, `.weights.json`, `.h5` or `.hdf5` file.
+        path: A `.keras` or `.weights.h5` file.
 
     Raises:
         ValueError: If the file has another name, is damaged, contains links or external data, or
@@ -156,20 +156,13 @@ def check_file(path: str | os.PathLike) -> None:
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
-    if not path.name.endswith((".keras", ".h5", ".hdf5", ".weights.json")):
-        raise ValueError(
-            "A file of weights must end in .keras, .weights.h5, .weights.json, .h5 or .hdf5. "
-            f"Received: {path}"
-        )
+    if not path.name.endswith((".keras", ".weights.h5")):
+        raise ValueError(f"A file of weights must end in .keras or .weights.h5. Received: {path}")
     with open_file(path) as file, _name_damaged(path):
         if path.name.endswith(".keras"):
             with _open_keras(file) as archive:
                 _read_config(archive)
                 _count_stored(archive)
-        elif path.name.endswith(".weights.json"):
-            for shard in _shards(path, json.load(file)):
-                with open_file(shard) as content, _name_damaged(shard):
-                    _count_numbers(content)
         else:
             _count_numbers(file)
 
@@ -400,14 +393,6 @@ def _count_weights(config):
     with keras.StatelessScope(initialize_variables=False):
         model = keras.saving.deserialize_keras_object(config)
     return sum(math.prod(variable.shape) for variable in model.weights)
-
-
-def _shards(path, index):
-    """Returns the files that Keras opens for a `.weights.json` file."""
-    names = {f"{path.stem.replace('.weights', '')}_00000.weights.h5"}
-    for shard in index["weight_map"].values():
-        names |= {shard} if isinstance(shard, str) else set(shard)
-    return [path.with_name(name) for name in sorted(names)]
 
 
 class _Stored(NamedTuple):
