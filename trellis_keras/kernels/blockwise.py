@@ -49,13 +49,7 @@ def map_blocks(
 def steps_within(limit: int, x: Tensor, numbers: int) -> int | Tensor:
     """Returns how many time steps of x (..., time, channels) fit in `limit` numbers, at least one.
 
-    Args:
-        limit: Positive integer.
-        x: Tensor.
-        numbers: Positive integer, numbers per position.
-
-    Returns:
-        An integer, or a tensor if the number of rows is unknown.
+    A position takes this many `numbers`. Returns a tensor if the number of rows is unknown.
     """
     steps = limit // numbers
     for rows in ops.shape(x)[:-2]:

@@ -133,7 +133,7 @@ def cluster_nll(
 def for_selected_rows(
     selected: Tensor, capacity: int | Tensor, body: Callable, carry: tuple
 ) -> tuple:
-    """Visits the selected rows, `capacity` of them at a time.
+    """Visits the selected rows, `capacity` of them at a time, and returns the last carry.
 
     Args:
         selected: Boolean tensor (n,).
@@ -141,9 +141,6 @@ def for_selected_rows(
         body: Function of row numbers (capacity,), a boolean tensor (capacity,) that is False for
             padding rows of the last iteration, and the carry. Returns the next carry.
         carry: Tuple of tensors.
-
-    Returns:
-        The last carry.
     """
     count = ops.sum(ops.cast(selected, "int32"))
     order = ops.argsort(ops.where(selected, 0, 1))

@@ -144,13 +144,7 @@ class Cone:
         self.fraction = self.count / (time * depth)
 
     def read(self, level: int, offset: int, below: int | None = None) -> Read:
-        """Returns the `Read` of a level at an offset.
-
-        Args:
-            level: The level that reads.
-            offset: Number of steps back.
-            below: The level that it reads from. Defaults to the one below it.
-        """
+        """Returns the `Read` of a level at an offset, from the one below it or another level."""
         below = level - 1 if below is None else below
         return read(self.positions[level], self.positions[below], offset)
 
@@ -169,9 +163,7 @@ def _read_positions(positions, offsets):
 def read(wanted: np.ndarray | None, available: np.ndarray | None, offset: int = 0) -> Read:
     """Returns the `Read` that finds the positions `wanted - offset` among `available`.
 
-    Args:
-        wanted, available: Ascending arrays, or both None: all positions, of an unknown number.
-        offset: Number of steps back.
+    Both are ascending arrays, or None: all positions, of an unknown number.
     """
     if wanted is None or available is None:
         return Read(offset, None)
@@ -191,14 +183,8 @@ def interleaved_padding(reads: Sequence[Read], width: int) -> int | None:
     """Returns how many steps to put before `width` positions for the reads to take them in turn.
 
     With doubling dilations and one output, the two taps of a level read every position of the level
-    below exactly once: the older tap the first, the third, ..., the other one the rest.
-
-    Args:
-        reads: List of `Read`s, the oldest offset first.
-        width: Number of positions that they read from.
-
-    Returns:
-        The number of steps, or None if the reads do not interleave.
+    below exactly once: the older tap the first, the third, ..., the other one the rest. The oldest
+    offset comes first. Returns None if the reads do not interleave.
     """
     if any(r.index is None for r in reads):
         return None
@@ -235,10 +221,7 @@ def plan_levels(
     unrolled too: a loop would have to compute all positions in between.
 
     Args:
-        time: Length of the sequence, or None if unknown.
-        offsets: Per level, how many steps back it reads.
-        output_length: Number of last outputs needed, or None for all.
-        output_levels: Levels below the last whose last outputs are also needed.
+        time, offsets, output_length, output_levels: As in `Cone`.
         bounds: Additional levels at which a block must end.
         period: Number of levels after which the offsets repeat.
         unroll: True for no loops, False for loops, None to loop unless they waste too much.
@@ -292,8 +275,7 @@ def choose_blocks(
     """Divides levels into few blocks that compute little more than the cone.
 
     Args:
-        time: Length of the sequence, or None if unknown: then every level computes everything.
-        offsets, output_length: As in `Cone`.
+        time, offsets, output_length: As in `Cone`.
         bounds: Levels at which a block must end (the last level is one anyway).
         period: Levels per turn of the loop, after which the offsets repeat.
         first: Levels below this one are separate blocks.
