@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +29,13 @@ def check_integer(name: str, value: Any, minimum: float = -math.inf) -> int:
 def check_positive(**arguments: Any) -> tuple[int, ...]:
     """Returns the arguments as Python integers."""
     return tuple(check_integer(name, value, minimum=1) for name, value in arguments.items())
+
+
+def check_choice(name: str, value: Any, choices: Collection) -> None:
+    """Raises ValueError unless the value is one of the choices."""
+    if value not in choices:
+        words = ", ".join(sorted(map(str, choices)))
+        raise ValueError(f"`{name}` must be one of {words}. Received: {value!r}")
 
 
 def check_tokens(tokens: Any, vocabulary_size: int) -> None:

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from trellis_keras.kernels.activations import tanh
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.layers.recurrent_cell import RecurrentCell, blockwise, drop
 from trellis_keras.layers.seeds import seeded
 from trellis_keras.types import Shape, Tensor
@@ -84,8 +84,7 @@ class GridLSTMCell(RecurrentCell):
     ) -> None:
         super().__init__(units, **kwargs)
         units, depth = check_positive(units=units, depth=depth)
-        if update not in ("parallel", "sequential"):
-            raise ValueError(f'`update` must be "parallel" or "sequential". Received: {update=}')
+        check_choice("update", update, ("parallel", "sequential"))
         self.depth = depth
         self.update = update
         self.share_depth_weights = share_depth_weights

@@ -12,7 +12,7 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stacked_rnn import UNITS_FOR_XLA
@@ -86,10 +86,8 @@ class LRUCell(RecurrentCell):
         **kwargs: Any,
     ) -> None:
         super().__init__(units, **kwargs)
-        if variant not in _GATES:
-            raise ValueError(f"`variant` must be one of {list(_GATES)}. Received: {variant!r}")
-        if convention not in ("paper", "authors"):
-            raise ValueError(f'`convention` must be "paper" or "authors". Received: {convention!r}')
+        check_choice("variant", variant, _GATES)
+        check_choice("convention", convention, ("paper", "authors"))
         (cells_per_node,) = check_positive(cells_per_node=cells_per_node)
         self.variant = variant
         self.convention = convention
@@ -321,7 +319,7 @@ class LRU(StatefulLayer):
             cell.build(shape)
         self.build_states(input_shape[0])
 
-    def forward(
+    def run_steps(
         self,
         x: Tensor,
         states: Sequence[Tensor] | None,

@@ -111,7 +111,7 @@ class StackedRNN(StatefulLayer):
             shape = _output_shape(layer, shape)
         self.build_states(input_shape[0])
 
-    def forward(
+    def run_steps(
         self,
         x: Tensor,
         states: Sequence[Tensor] | None,

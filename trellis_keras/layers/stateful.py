@@ -25,7 +25,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
 
     The states are a flat list of tensors, each (batch, size). A subclass sets `return_sequences`,
     `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. If the
-    states are all that a stream keeps, it defines `step` and `forward`; else its own `call`, which
+    states are all that a stream keeps, it defines `step` and `run_steps`; else its own `call`, which
     starts from `initial_states` and ends with `carry_states`, and its own stream.
 
     Args:
@@ -60,7 +60,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         """Whether no output depends on later inputs."""
         return not self.go_backwards
 
-    def forward(
+    def run_steps(
         self,
         x: Tensor,
         states: Sequence[Tensor] | None,
@@ -76,7 +76,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
             training, mask: As in the call.
             last_only: Whether only the output of the last step is needed.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `forward`.")
+        raise NotImplementedError(f"{type(self).__name__} must define `run_steps`.")
 
     def call(
         self,
@@ -91,7 +91,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
             inputs, mask = flip_time(inputs, mask)
         states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
         last_only = not self.return_sequences and mask is None
-        y, states = self.forward(inputs, states, training, mask, last_only)
+        y, states = self.run_steps(inputs, states, training, mask, last_only)
         self.carry_states(states, training)
         y = y if self.return_sequences else last_step([y], None, mask)[0]
         return (y, *states) if self.return_state else y
@@ -113,7 +113,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         return [ops.zeros((batch_size, size), self.state_dtype) for size in self.state_sizes]
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        return self.forward(*check_stream(self, x, cache))
+        return self.run_steps(*check_stream(self, x, cache))
 
     def cache_shapes(self, batch_size: int | None) -> Any:
         return [[batch_size, size] for size in self.state_sizes]
@@ -190,13 +190,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         others = self.return_aux + self.return_state * len(self.state_sizes)
         return (mask, *[None] * others) if others else mask
 
-    def compute_output_spec(
-        self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
-        mask: Tensor | None = None,
-    ) -> Specs:
+    def compute_output_spec(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Specs:
         return self.output_spec(self.compute_output_shape(inputs.shape))
 
     def output_spec(self, shapes: Shapes) -> Specs:

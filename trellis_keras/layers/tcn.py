@@ -20,7 +20,12 @@ from trellis_keras.kernels.activations import activate
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
-from trellis_keras.layers.checks import check_has_steps, check_positive, dilation_cycle
+from trellis_keras.layers.checks import (
+    check_choice,
+    check_has_steps,
+    check_positive,
+    dilation_cycle,
+)
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
     check_output_length,
@@ -156,17 +161,9 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1). Received: dropout={dropout}")
-        if dropout_kind not in _DROPOUTS:
-            raise ValueError(
-                f"`dropout_kind` must be one of {sorted(_DROPOUTS)}. Received: {dropout_kind!r}"
-            )
-        if normalization not in _NORMALIZATIONS:
-            raise ValueError(
-                '`normalization` must be None, "layer" or "batch". '
-                f"Received: normalization={normalization!r}"
-            )
-        if padding not in ("causal", "same"):
-            raise ValueError(f'`padding` must be "causal" or "same". Received: {padding!r}')
+        check_choice("dropout_kind", dropout_kind, _DROPOUTS)
+        check_choice("normalization", normalization, _NORMALIZATIONS)
+        check_choice("padding", padding, ("causal", "same"))
         is_glu = activation in ("glu", keras.activations.glu)
         self.filters = filters
         self.kernel_size = kernel_size
@@ -732,12 +729,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         return (input_shape[0], *time, self.blocks[-1].filters)
 
     def compute_output_spec(
-        self,
-        inputs: Tensor,
-        training: bool = False,
-        mask: Tensor | None = None,
-        output_length: int | None = None,
-        initial_state: None = None,
+        self, inputs: Tensor, *args: Any, output_length: int | None = None, **kwargs: Any
     ) -> keras.KerasTensor:
         shape = self.compute_output_shape(inputs.shape, output_length)
         return keras.KerasTensor(shape, self.compute_dtype)

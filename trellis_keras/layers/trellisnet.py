@@ -20,7 +20,13 @@ from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
-from trellis_keras.layers.checks import check_has_steps, check_positive, dilation_cycle, is_integer
+from trellis_keras.layers.checks import (
+    check_choice,
+    check_has_steps,
+    check_positive,
+    dilation_cycle,
+    is_integer,
+)
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
     check_output_length,
@@ -322,8 +328,9 @@ class TrellisLayer(StatefulLayer):
                 "The output is a slice of the hidden channels: `output_units` must be at most "
                 f"`units`. Received: output_units={output_units}, units={units}"
             )
-        if unroll not in (None, True, False):
-            raise ValueError(f"`unroll` must be None, True or False. Received: unroll={unroll!r}")
+        check_choice("unroll", unroll, (None, True, False))
+        check_choice("aux_from", aux_from, ("bottom", "top"))
+        check_choice("kernel_structure", kernel_structure, ("dense", "mixed_group"))
         _check_groups(units, depth, groups, kernel_structure, group_starts)
         check_output_length(output_length, return_sequences, go_backwards)
         self.units = units
@@ -346,8 +353,6 @@ class TrellisLayer(StatefulLayer):
         self.return_state = return_state
         self.go_backwards = go_backwards
         self.return_aux = return_aux
-        if aux_from not in ("bottom", "top"):
-            raise ValueError(f'`aux_from` must be "bottom" or "top". Received: {aux_from=}')
         if aux_every is not None:
             check_positive(aux_every=aux_every)
         if (return_aux or aux_every) and not self.aux_levels:
@@ -930,12 +935,7 @@ class TrellisLayer(StatefulLayer):
         return shapes[0] if len(shapes) == 1 else tuple(shapes)
 
     def compute_output_spec(
-        self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
-        mask: Tensor | None = None,
-        output_length: int | None = None,
+        self, inputs: Tensor, *args: Any, output_length: int | None = None, **kwargs: Any
     ) -> Specs:
         return self.output_spec(self.compute_output_shape(inputs.shape, output_length))
 
@@ -1105,11 +1105,6 @@ def _initializer(identifier, seed, weight):
 
 def _check_groups(units, depth, groups, kernel_structure, group_starts):
     """Checks these arguments of a `TrellisLayer`."""
-    if kernel_structure not in ("dense", "mixed_group"):
-        raise ValueError(
-            '`kernel_structure` must be "dense" or "mixed_group". '
-            f"Received: kernel_structure={kernel_structure!r}"
-        )
     mixed = kernel_structure == "mixed_group"
     received = f"Received: {kernel_structure=}, {groups=}, {group_starts=}, {units=}, {depth=}"
     if (groups is None) == (mixed or group_starts is not None):

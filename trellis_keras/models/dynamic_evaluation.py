@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.protocol import at_least_float32, check_built
-from trellis_keras.layers.checks import check_positive, check_tokens
+from trellis_keras.layers.checks import check_choice, check_positive, check_tokens
 from trellis_keras.models import losses
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.gradients import compiled, with_gradient
@@ -66,8 +66,7 @@ class DynamicEvaluation:
         rule: str = "rms",
         segment_length: int = 5,
     ) -> None:
-        if rule not in RULES:
-            raise ValueError(f"`rule` must be one of {RULES}. Received: rule={rule!r}")
+        check_choice("rule", rule, RULES)
         if not (0 <= learning_rate < math.inf and 0 <= decay <= 1):
             raise ValueError(
                 "`learning_rate` must be a nonnegative number, and `decay` must lie in [0, 1]. "

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.exported import ExportedStream
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.models.base import check_rank
 from trellis_keras.models.sequence_model import SequenceModel
 
@@ -80,10 +80,7 @@ class SequenceClassifier(SequenceModel):
         (num_classes,) = check_positive(num_classes=num_classes)
         if nan_padding and embedding is not None:
             raise ValueError("Token ids are never NaN: `embedding` needs nan_padding=False.")
-        if activation not in (None, "softmax"):
-            raise ValueError(
-                f"`activation` must be None or 'softmax'. Received: activation={activation!r}"
-            )
+        check_choice("activation", activation, (None, "softmax"))
         if class_names is not None:
             class_names = [str(name) for name in class_names]
             if len(set(class_names)) != num_classes or len(class_names) != num_classes:

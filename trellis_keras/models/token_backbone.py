@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import all_layers
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.stateful import StatefulLayer
@@ -43,11 +43,7 @@ class TokenBackbone(BackboneModel):
         vocabulary_size, embedding_dim = check_positive(
             vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
         )
-        if input_dropout_kind not in _INPUT_DROPOUTS:
-            raise ValueError(
-                f"`input_dropout_kind` must be one of {sorted(_INPUT_DROPOUTS)}. "
-                f"Received: {input_dropout_kind!r}"
-            )
+        check_choice("input_dropout_kind", input_dropout_kind, _INPUT_DROPOUTS)
         _check_backbone(backbone)
         self.autocast = False  # the inputs are integers; the layers do their own casting
         self.vocabulary_size = vocabulary_size

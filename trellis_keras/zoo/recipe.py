@@ -8,7 +8,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ import numpy as np
 
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
-from trellis_keras.layers.checks import check_integer
+from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.layers.precision import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.zoo import datasets, pretrained
@@ -420,13 +420,6 @@ class Recipe:
     def to_json(self) -> str:
         """Returns the recipe as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
-
-
-def check_choice(name: str, value: Any, choices: Collection) -> None:
-    """Raises a `ValueError` unless the value is one of the choices."""
-    if value not in choices:
-        words = ", ".join(map(str, sorted(choices)))
-        raise ValueError(f"`{name}` must be one of {words}. Received: {value!r}")
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {

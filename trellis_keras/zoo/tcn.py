@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import TCN, DenseHead, Dropout, StackedRNN
+from trellis_keras.layers.checks import check_choice
 from trellis_keras.models import (
     DigitsRecalled,
     LanguageModel,
@@ -16,7 +17,6 @@ from trellis_keras.models import (
 )
 from trellis_keras.training import SGD, Adam, PlateauDecay, RMSprop, StepDecay
 from trellis_keras.types import Tensor
-from trellis_keras.zoo.recipe import check_choice
 from trellis_keras.zoo.registry import like, register, sub_seed, with_defaults
 from trellis_keras.zoo.training_settings import Training, adamw_cycle, one_cycle
 from trellis_keras.zoo.trellisnet import adaptive_softmax
