@@ -218,15 +218,10 @@ class TruncatedRNN(TrellisLayer):
         return super().call(inputs, initial_state, training, mask, output_length)
 
     def compute_output_spec(
-        self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
-        mask: Tensor | None = None,
-        output_length: int | None = None,
+        self, inputs: Tensor, initial_state: Any = None, *args: Any, **kwargs: Any
     ) -> Specs:
         self._check_segment(inputs.shape[1], initial_state)
-        return super().compute_output_spec(inputs, initial_state, training, mask, output_length)
+        return super().compute_output_spec(inputs, initial_state, *args, **kwargs)
 
     def _check_segment(self, time, initial_state):
         has_states = self.stateful or initial_state is not None

@@ -92,11 +92,3 @@ def test_no_more_logits_than_a_block_has():
     assert largest_array(30) >= 2 * 30 * EXPERTS * WORDS
     # As large as a block of 3 steps, or as all latent vectors.
     assert largest_array(3) <= max(2 * 3 * EXPERTS * WORDS, 2 * 30 * EXPERTS * WIDTH)
-
-
-@pytest.mark.parametrize(
-    ("limit", "steps"), [(1, 1), (2 * 33 * 7 - 1, 6), (2 * 33 * 7, 7), (10**9, 10**9 // 66)]
-)
-def test_steps_within_a_number_of_logits(limit, steps):
-    within = blockwise.steps_within(limit, np.zeros((2, 30, 12)), 33)
-    assert type(within) is int and within == steps

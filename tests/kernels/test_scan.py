@@ -6,8 +6,8 @@ import pytest
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.layer_checks import assert_close, compiled, noise
-from trellis_keras.kernels.scan import scan, while_loop
+from tests.support.layer_checks import assert_close, noise
+from trellis_keras.kernels.scan import scan
 
 
 def decayed_sums(x, carry, reverse):
@@ -59,12 +59,3 @@ def test_gradient_with_xla_for_any_length():
     for time in (1, 3):
         x = np.zeros((time, 1, 1), "float32")  # then the last carry is x_T + x_{T-1} / 2 + ...
         np.testing.assert_allclose(gradient(x)[:, 0, 0], 0.5 ** np.arange(time)[::-1])
-
-
-@pytest.mark.both_backends
-def test_while_loop():
-    @compiled
-    def power(n):
-        return while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x * 3), (0, 1))[1]
-
-    assert int(power(ops.convert_to_tensor(4))) == 81

@@ -153,19 +153,6 @@ def test_equations_of_the_paper(variant, convention, options):
         assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("variant,squares", [("ug", 12), ("rg", 10), ("ps", 8)])
-def test_weights(variant, squares):
-    cell = LRUCell(7, variant)
-    cell.build((None, 7))
-    assert cell.count_params() == squares * 7**2 + squares // 2 * 7
-    cell = LRUCell(7, variant, cells_per_node=2, use_gate_bias=False)
-    cell.build((None, 7))
-    assert [w.name for w in cell.weights] == [
-        f"{name}_{n}" for n in (1, 2) for name in ("kernel", "recurrent_kernel", "bias")
-    ]
-    assert cell.count_params() == 2 * (squares * 7**2 + 2 * 7)
-
-
 # The layer
 
 make_layer = functools.partial(

@@ -132,16 +132,3 @@ def test_one_mask_for_all_steps_needs_steps():
     with pytest.raises(ValueError, match=r"Received: inputs of shape \(4, 6\).*layers.Dropout"):
         VariationalDropout(0.5)(x, training=True)
     assert VariationalDropout(0.5)(x).shape == (4, 6)  # in inference it is the identity
-
-
-@pytest.mark.parametrize("cls", [VariationalDropout, DropConnect])
-def test_round_trip_and_bad_rate(cls):
-    layer = cls(0.3, seed=9)
-    copy = cls.from_config(layer.get_config())
-    x = np.ones((2, 3, 4), "float32")
-    assert np.array_equal(layer(x, training=True), copy(x, training=True))
-    with pytest.raises(ValueError, match="rate=1"):
-        cls(1.0)
-    with pytest.raises(ValueError, match="input_dim=0"):
-        EmbeddingDropout(0.1, input_dim=0)
-    assert not keras.Sequential([cls(0.0)]).variables

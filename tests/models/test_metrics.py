@@ -97,19 +97,6 @@ def test_compilation_keeps_the_remainders():
     assert float(metric.result()) == pytest.approx(1.1, rel=6e-7)
 
 
-def test_frames_are_counted_over_all_batches():
-    metric, rng = FrameNLL(), np.random.default_rng(0)
-    total, count = 0.0, 0
-    for frames in (3, 50):
-        y, logits = rng.integers(0, 2, (1, frames, 7)), rng.normal(size=(1, frames, 7))
-        weight = rng.integers(0, 2, (1, frames))
-        metric.update_state(y, logits, sample_weight=weight)
-        p = 1 / (1 + np.exp(-logits))
-        total -= np.sum(weight[..., None] * np.log(np.where(y == 1, p, 1 - p)))
-        count += weight.sum()
-    assert float(metric.result()) == pytest.approx(total / count, rel=1e-6)
-
-
 def test_digits_recalled():
     y = np.tile(np.arange(12) % 10, (3, 1))
     logits = np.eye(10)[y]

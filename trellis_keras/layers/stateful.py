@@ -25,8 +25,8 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
 
     The states are a flat list of tensors, each (batch, size). A subclass sets `return_sequences`,
     `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. If the
-    states are all that a stream keeps, it defines `step` and `run_steps`; else its own `call`, which
-    starts from `initial_states` and ends with `carry_states`, and its own stream.
+    states are all that a stream keeps, it defines `step` and `run_steps`; else its own stream, and
+    a `call` that starts from `initial_states` and ends with `carry_states`.
 
     Args:
         stateful: Whether the last states of a batch are the initial states of the next one.
