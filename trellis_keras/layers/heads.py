@@ -159,11 +159,8 @@ class DenseHead(Head):
         channels = input_shape[-1]
         self._check_tied_width(channels)
         if self.embedding is None:
-            self.kernel = self.add_weight(
-                name="kernel",
-                shape=(channels, self.vocabulary_size),
-                initializer=self.kernel_initializer,
-            )
+            shape = channels, self.vocabulary_size
+            self.kernel = self.add_weight(shape, self.kernel_initializer, name="kernel")
         self.bias = self._add_bias(self.bias_initializer)
 
     def call(self, hidden: Tensor, training: bool = False) -> Tensor:
@@ -275,12 +272,8 @@ class MixtureOfSoftmaxes(DenseHead):
     def _add_linear(self, name, shape):
         path = self.seed, "MixtureOfSoftmaxes", name
         kernel = self.add_weight(shape, seeded(_UNIFORM, *path, "kernel"), name=f"{name}_kernel")
-        bias = self.add_weight(
-            name=f"{name}_bias",
-            shape=shape[1:],
-            initializer=seeded(self.expert_bias_initializer, *path, "bias"),
-        )
-        return kernel, bias
+        initial_bias = seeded(self.expert_bias_initializer, *path, "bias")
+        return kernel, self.add_weight(shape[1:], initial_bias, name=f"{name}_bias")
 
     def _latent_width(self, channels):
         if self.embedding is None:
@@ -436,20 +429,14 @@ class AdaptiveSoftmax(Head):
         self._check_tied_width(channels)
         if self.embedding is None:
             self._add_kernels(channels)
-        self.bias = self._add_bias(seeded(self.bias_initializer, *self._seed_path, "bias"))
+        path = self.bias_initializer, self.seed, "AdaptiveSoftmax"
+        self.bias = self._add_bias(seeded(*path, "bias"))
         if tails:
             # The vectors of the tail tokens in the head.
             self.cluster_kernel = self.add_weight((tails, channels), "zeros", name="cluster_kernel")
             self.cluster_bias = self.add_weight(
-                name="cluster_bias",
-                shape=(tails,),
-                initializer=seeded(self.bias_initializer, *self._seed_path, "cluster_bias"),
-                autocast=False,
+                (tails,), seeded(*path, "cluster_bias"), autocast=False, name="cluster_bias"
             )
-
-    @property
-    def _seed_path(self):
-        return self.seed, "AdaptiveSoftmax"
 
     def _add_kernels(self, channels):
         """Adds the matrix of each cluster and, for `div_value > 1`, the tails' projections."""
@@ -462,21 +449,13 @@ class AdaptiveSoftmax(Head):
                     f"div_value={self.div_value} leaves no channels for tail {i} of "
                     f"{len(self.cutoffs)}: channels // div_value**{i} is 0 for {channels} channels."
                 )
-            initial = [
-                seeded(self.kernel_initializer, *self._seed_path, part, i)
-                for part in ("kernel", "projection")
-            ]
-            self.kernels.append(
-                self.add_weight(
-                    name=f"kernel_{i}", shape=(end - begin, width), initializer=initial[0]
-                )
-            )
+            self.kernels.append(self._add_matrix("kernel", i, (end - begin, width)))
             if i and self.div_value > 1:
-                self.projections.append(
-                    self.add_weight(
-                        name=f"projection_{i}", shape=(channels, width), initializer=initial[1]
-                    )
-                )
+                self.projections.append(self._add_matrix("projection", i, (channels, width)))
+
+    def _add_matrix(self, part, i, shape):
+        initializer = seeded(self.kernel_initializer, self.seed, "AdaptiveSoftmax", part, i)
+        return self.add_weight(shape, initializer, name=f"{part}_{i}")
 
     def call(self, hidden: Tensor, training: bool = False) -> Tensor:
         hidden = ops.cast(hidden, self.compute_dtype)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.protocol import check_start, check_stream, replace_row
+from keras_streams.protocol import check_stream, replace_row
 from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.activations import tanh
@@ -787,11 +787,7 @@ class TrellisLayer(StatefulLayer):
         >>> tuple(y.shape)
         (2, 4)
         """
-        check_start(self, batch_size)
-        if initial_state is None:
-            states = [ops.zeros((batch_size, n), self.state_dtype) for n in self.cell.state_size]
-        else:
-            states = self.given_states(initial_state, batch_size)
+        states = super().initial_cache(batch_size, initial_state)
         shapes = self.cache_shapes(batch_size)
         buffers = [
             [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
