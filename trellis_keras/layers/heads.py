@@ -47,11 +47,7 @@ class Head(ConfigMixin):
         self.supports_masking = True
 
     def tie(self, embedding: keras.layers.Embedding) -> None:
-        """Ties the output matrix to an embedding. Call it before `build`.
-
-        Args:
-            embedding: `keras.layers.Embedding` of (vocabulary_size, channels).
-        """
+        """Ties the output matrix to an embedding of (vocabulary_size, channels) before `build`."""
         if embedding.input_dim != self.vocabulary_size:
             raise ValueError(
                 f"The tied embedding has {embedding.input_dim} tokens, but "

@@ -53,11 +53,8 @@ def causal_convolution(
 ) -> Tensor:
     """Causal convolution of x (batch, time, in) with a kernel (tap, in, out).
 
-    Args:
-        x: Tensor (batch, time, in).
-        kernel: Tensor (tap, in, out). The last tap acts on the current step.
-        dilation_rate: Number of steps between two taps.
-        past: The (taps - 1) * dilation_rate steps before x. Defaults to zeros.
+    The last tap acts on the current step. `past` are the (taps - 1) * dilation_rate steps before x,
+    zeros by default.
     """
     if past is None:
         x = ops.pad(x, [[0, 0], [(kernel.shape[0] - 1) * dilation_rate, 0], [0, 0]])
@@ -422,10 +419,6 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
     """Returns the smallest depth of a `TCN` with at least this receptive field.
 
     n blocks with dilations 1, 2, 4, ... see 1 + 2 (kernel_size - 1) (2^n - 1) steps.
-
-    Args:
-        receptive_field: Positive integer, number of steps that an output must depend on.
-        kernel_size: Integer, number of taps, at least 2.
 
     Example:
 

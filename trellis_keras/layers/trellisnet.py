@@ -431,10 +431,7 @@ class TrellisLayer(StatefulLayer):
         return (level - 1) % self.injection_every == 0
 
     def active_channels(self, level: int | np.ndarray) -> np.ndarray | None:
-        """Returns which channels have started at a level, or None if all have.
-
-        Booleans (units,), or (levels, units) for an array of levels.
-        """
+        """Returns which channels (units,) or (levels, units) have started, or None if all have."""
         if self.group_starts is None or np.min(level) >= max(self.group_starts):
             return None
         starts = np.repeat(np.array(self.group_starts), np.array(self.groups))
@@ -535,14 +532,8 @@ class TrellisLayer(StatefulLayer):
     def _run_levels(self, x, weights, initial, mask):
         """The network as the paper defines it: level by level, each at every position.
 
-        Args:
-            x: Tensor (batch, time, channels), zero at masked steps.
-            weights: `_Weights` of the call.
-            initial: States before the first step, each (batch, units), or None for zeros.
-            mask: Boolean (batch, time), or None.
-
-        Returns:
-            {level: h (batch, time, units)}, and the states of the last level.
+        x (batch, time, channels) is zero at masked steps. Returns {level: h (batch, time, units)},
+        and the states of the last level.
         """
 
         def read_taps(z, z_0, steps):
@@ -568,12 +559,7 @@ class TrellisLayer(StatefulLayer):
         return outputs, states
 
     def _injection(self, x, weights, read_taps, dilation):
-        """Returns x's part of a level and the bias: sum_j x_{t-jd} Wx[k-1-j] + b.
-
-        Args:
-            x: Tensor (batch, time, channels).
-            weights, read_taps, dilation: As in `_level`.
-        """
+        """Returns x's part of a level and the bias: sum_j x_{t-jd} Wx[k-1-j] + b."""
         taps, channels, filters = weights.kernel.shape
         seen = read_taps(x, None, [j * dilation for j in reversed(range(taps))])
         kernel = ops.reshape(weights.kernel, (taps * channels, filters))
@@ -675,12 +661,7 @@ class TrellisLayer(StatefulLayer):
     # Full pass by kernels
 
     def plan_levels(self, time: int | None, output_length: int | None = None) -> cone.Cone:
-        """Returns the positions that a call computes, and the levels that run in loops.
-
-        Args:
-            time: Length of the input, or None if unknown.
-            output_length: Number of last outputs needed. Defaults to all.
-        """
+        """Returns the positions that a call computes, and the levels that run in loops."""
         # The gates read the states d steps back even if the kernel has only one tap.
         taps = max(self.kernel_size, 2)
         starts = self.group_starts or []
@@ -768,10 +749,6 @@ class TrellisLayer(StatefulLayer):
         self, batch_size: int, initial_state: Sequence[Tensor] | None = None
     ) -> Cache:
         """Returns the cache before the first step.
-
-        Args:
-            batch_size: Positive integer, number of rows.
-            initial_state: List of states, each (batch, units), as in the call. Defaults to zeros.
 
         Returns:
             `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x holds the last
@@ -898,12 +875,8 @@ class TrellisLayer(StatefulLayer):
         """Returns the `_injection` of every level, as rows and the row index of each level.
 
         Row 0 is the bias alone, for the levels without injection. The others are the contributions
-        of x, one row per distinct dilation: (row, batch, time, preactivations).
-
-        Args:
-            inputs: Tensor (batch, steps + time, channels): x after the last inputs of the cache.
-            weights: `_Weights`.
-            time: Number of steps of x.
+        of x, one row per distinct dilation: (row, batch, time, preactivations). `inputs` (batch,
+        steps + time, channels) are x after the last inputs of the cache.
         """
         levels = np.arange(1, self.depth + 1)
         dilations = np.array([self.dilation(i) for i in levels])

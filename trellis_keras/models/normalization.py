@@ -46,21 +46,11 @@ class Standardization(keras.layers.Layer):
         return ops.where(ops.isnan(x), ops.zeros_like(x), standardized)
 
     def standardize(self, values: Tensor, axis: int = -1) -> Tensor:
-        """Returns standardized values.
-
-        Args:
-            values: Tensor in the units of the data, with the channels at `axis`.
-            axis: Negative integer. Defaults to -1.
-        """
+        """Returns standardized values of a tensor with the channels at a negative `axis`."""
         return (values - _at(axis, self.mean)) / _at(axis, self.scale)
 
     def invert(self, outputs: Tensor, axis: int = -1) -> Tensor:
-        """Returns standardized values in the units of the data.
-
-        Args:
-            outputs: Tensor with the channels at `axis`.
-            axis: Negative integer. Defaults to -1.
-        """
+        """Returns standardized values in the units of the data."""
         return outputs * _at(axis, self.scale) + _at(axis, self.mean)
 
     @property

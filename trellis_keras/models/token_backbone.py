@@ -113,11 +113,7 @@ class TokenBackbone(BackboneModel):
         return dict(zip(("hidden", "aux"), outputs, strict=False))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Returns the embedding of tokens, NaN for ids outside [0, vocabulary_size).
-
-        Args:
-            tokens: Integer tensor (...).
-        """
+        """Returns the embedding of tokens (...), NaN for ids outside [0, vocabulary_size)."""
         return ops.cast(embed(self.embedding, tokens), self.compute_dtype)
 
     # Streaming
