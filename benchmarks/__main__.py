@@ -1,7 +1,6 @@
 """Runs benchmark cases, each variant in its own process, and writes JSON and Markdown."""
 
 import fnmatch
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -12,11 +11,19 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import classification, edge, forecasts, integers, rivals
+from benchmarks import classification, edge, forecasts, rivals
 from benchmarks.cases import CASES
-from keras_streams.files import atomic_write
+from benchmarks.results import heading, machine, write, write_figures
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
+
+# Benchmarks that run their variants themselves.
+OWN = {
+    "edge": (edge, "a step of small nets, as called"),
+    "rivals": (rivals, "training and steps of nets of one size"),
+    "forecasts": (forecasts, "public series, compared with other packages"),
+    "classification": (classification, "UCR and UEA archives, accuracy in %"),
+}
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -26,13 +33,8 @@ def list_command():
     """List the cases."""
     for name, case in CASES.items():
         typer.echo(f"{name:14} {case.about}: {'; '.join(case.variants)}")
-    typer.echo(f"{'edge':14} a step of small nets, as called: {'; '.join(edge.WAYS)}")
-    typer.echo(
-        f"{'rivals':14} training and steps of nets of one size: {'; '.join(rivals.PROGRAMS)}"
-    )
-    typer.echo(f"{'forecasts':14} public series: {'; '.join(forecasts.FORECASTERS)}")
-    typer.echo(f"{'integers':14} accuracy of integer-only C: {'; '.join(integers.NETS)}")
-    typer.echo(f"{'classification':14} public series: {'; '.join(classification.CLASSIFIERS)}")
+    for name, (module, what) in OWN.items():
+        typer.echo(f"{name:14} {what}: {'; '.join(module.VARIANTS)}")
 
 
 @app.command()
@@ -44,10 +46,6 @@ def run(
     variants: Annotated[
         list[str] | None, typer.Option(help="Only variants with this in the name; can be repeated.")
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="JAX' float32 products: highest (no TF32), tensorfloat32 or bfloat16."),
-    ] = None,
     against: Annotated[
         pathlib.Path | None,
         typer.Option(help="Another checkout to compare with; its variants run in alternation."),
@@ -58,18 +56,11 @@ def run(
 
     KERAS_BACKEND chooses the backend. With JAX on a GPU, memory is the GPU's.
     """
-    if precision is not None:
-        if os.environ.get("KERAS_BACKEND") != "jax":
-            raise typer.BadParameter("--precision needs KERAS_BACKEND=jax")
-        os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
     folder = pathlib.Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
-    own = {"edge": run_edge, "rivals": run_rivals, "forecasts": run_forecasts}
-    own |= {"classification": run_classification, "integers": run_integers}
-    for name in own.keys() & set(patterns):  # these have their own runners
-        own[name](folder, rounds)
-    patterns = [pattern for pattern in patterns if pattern not in own]
+    for name in OWN.keys() & set(patterns):
+        typer.echo(OWN[name][0].run(folder, rounds))
+    patterns = [pattern for pattern in patterns if pattern not in OWN]
     unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
     names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
     if unknown:
@@ -85,51 +76,9 @@ def run(
         results["left_out"] = left_out
         table = markdown(name, results)
         typer.echo(table)
-        kind = [results["machine"]["backend"], results["machine"].get("precision")]
-        stem = "-".join(filter(None, [name, *kind]))
-        write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
+        stem = f"{name}-{results['machine']['backend']}"
+        write_figures(folder / f"{stem}.json", results)
         write(folder / f"{stem}.md", table)
-
-
-def run_edge(folder, turns):
-    """Runs `benchmarks.edge` and prints its table."""
-    _run_apart(folder, "edge-tensorflow", edge, nets=edge.run(turns))
-
-
-def run_integers(folder, turns):
-    """Runs `benchmarks.integers` and prints its table."""
-    _run_apart(folder, "integers", integers, nets=integers.run())
-
-
-def run_rivals(folder, turns):
-    """Runs `benchmarks.rivals` and prints its table."""
-    _run_apart(folder, "rivals", rivals, programs=rivals.run(turns))
-
-
-def _run_apart(folder, stem, module, **found):
-    results = {"case": module.__name__.split(".")[-1], "machine": machine(), **found}
-    table = module.markdown(results)
-    typer.echo(table)
-    write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
-    write(folder / f"{stem}.md", table)
-
-
-def run_forecasts(folder, _):
-    """Runs `benchmarks.forecasts` and prints its table."""
-    _run_rows(folder, "forecasts", forecasts, "public series, compared with other packages")
-
-
-def run_classification(folder, _):
-    """Runs `benchmarks.classification` and prints its table."""
-    _run_rows(folder, "classification", classification, "UCR and UEA archives, accuracy in %")
-
-
-def _run_rows(folder, stem, module, title):
-    found = module.run(folder / f"{stem}.csv")
-    words = ", ".join(f"{key} {value}" for key, value in machine().items())
-    text = f"### {stem}: {title}\n\n{words}\n\n{found}\n"
-    typer.echo(text)
-    write(folder / f"{stem}.md", text)
 
 
 def _products():
@@ -206,12 +155,8 @@ def _answer(worker, variant):
 def markdown(name, results):
     """Returns the results of a case as a Markdown table."""
     case, figures = CASES[name], results["variants"]
-    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     lines = [
-        f"### {name}: {case.about}",
-        "",
-        machine_line,
-        "",
+        *heading(f"{name}: {case.about}", results["machine"]),
         "| variant | device | step, s (median of steps) | times faster | peak, GiB "
         "| first call - step, s | GFLOP/s of the full computation |",
         "|---|---|---|---|---|---|---|",
@@ -238,31 +183,6 @@ def _reference(case, variant, figures):
     reference = f"before: {variant}" if f"before: {variant}" in figures else case.baseline
     found = figures.get(reference, {})
     return found.get("step_s"), found.get("amount") or 1
-
-
-def machine():
-    """Returns the measured environment: processor, cores, backend, versions and commit."""
-    from trellis_keras.zoo import environment  # imports Keras, which `list` does not need
-
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    packages = ("keras", backend if backend == "tensorflow" else "jax")
-    found = {
-        "processor": environment.processor(),
-        "processor model": environment.processor_model(),
-        "units": " ".join(environment.vector_units()),
-        "cores": os.cpu_count(),
-        "backend": backend,
-        **{package: importlib.metadata.version(package) for package in packages},
-        "commit": environment.commit(),
-    }
-    if "JAX_DEFAULT_MATMUL_PRECISION" in os.environ:
-        found["precision"] = os.environ["JAX_DEFAULT_MATMUL_PRECISION"]
-    return found
-
-
-def write(path, text):
-    with atomic_write(path) as temporary:
-        temporary.write_text(text)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,25 @@ requires tensorflow-macos on every system.
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
-# Keras and the package are imported by the functions: each variant runs in its own process.
+import keras
+import numpy as np
+from keras import ops
+
+from keras_streams.xla import compile_xla
+from tools.process import words as draw
+from trellis_keras import kernels, zoo
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    DenseHead,
+    LRUCell,
+    StackedRNN,
+    TrellisLayer,
+)
+from trellis_keras.theorem1 import to_trellis
 
 COMPILERS = {"graph": False, "XLA": True}
 
@@ -63,9 +80,6 @@ def layer_training(
     """
 
     def build():
-        import keras
-        import numpy as np
-
         keras.config.set_dtype_policy(policy)
         head = [keras.layers.Dense(outputs)] if outputs else []
         model = keras.Sequential([keras.Input(shape), make(), *head])
@@ -85,10 +99,6 @@ def zoo_training(name, plain=False, amount=0.0, **options):
     """A training step of a zoo model on random data in the shape of the recipe's batches."""
 
     def build():
-        import numpy as np
-
-        from trellis_keras import zoo
-
         recipe = zoo.recipe(name, **options)
         model, training = recipe.build(), recipe.training
         rng, rows = np.random.default_rng(0), training.batch_size
@@ -110,7 +120,6 @@ def zoo_training(name, plain=False, amount=0.0, **options):
 
 def train_step(model, x, y, plain, amount):
     """Returns a training step; the first call compiles it."""
-    from trellis_keras import kernels
 
     def step():
         with kernels.disabled() if plain else contextlib.nullcontext():
@@ -128,25 +137,7 @@ SHAPES = {
 }
 
 
-def trellis(units, depth, **options):
-    def make():
-        from trellis_keras.layers import TrellisLayer
-
-        return TrellisLayer(units, depth, **options)
-
-    return make
-
-
-def tcn(kernel_size, depth, filters):
-    def make():
-        from trellis_keras.layers import TCN
-
-        return TCN(filters, kernel_size, depth, return_sequences=False)
-
-    return make
-
-
-def keras_tcn(kernel_size, depth, filters):
+def keras_tcn(filters, kernel_size, depth):
     """keras-tcn's network without skip connections, which TCN and the paper do not have."""
 
     def make():
@@ -163,50 +154,25 @@ def keras_tcn(kernel_size, depth, filters):
     return make
 
 
-def lru():
-    from trellis_keras.layers import LRU
-
-    return LRU(512, 2, return_sequences=True)
-
-
 def lru_cells():
-    import keras
-
-    from trellis_keras.layers import LRUCell
-
     return keras.layers.RNN([LRUCell(512), LRUCell(512)], return_sequences=True)
 
 
 def keras_rnn(kind, layers=1):
-    def make():
-        import keras
-
-        layer = getattr(keras.layers, kind)
-        return keras.Sequential([layer(512, return_sequences=True) for _ in range(layers)])
-
-    return make
+    layer = partial(getattr(keras.layers, kind), 512, return_sequences=True)
+    return lambda: keras.Sequential([layer() for _ in range(layers)])
 
 
 def stacked_rnn(kind):
-    def make():
-        import keras
-
-        from trellis_keras.layers import StackedRNN
-
-        layer = getattr(keras.layers, kind)
-        return StackedRNN([layer(512, return_sequences=True, return_state=True)])
-
-    return make
+    layer = partial(getattr(keras.layers, kind), 512, return_sequences=True, return_state=True)
+    return lambda: StackedRNN([layer()])
 
 
 def mixed_group(width, number, by_group):
     """A layer whose products are computed by group or not, overriding the rule."""
 
     def make():
-        from trellis_keras.kernels import mixed_group
-        from trellis_keras.layers import TrellisLayer
-
-        mixed_group._LEAST_WIDTH = 0 if by_group else width + 1
+        kernels.mixed_group._LEAST_WIDTH = 0 if by_group else width + 1
         groups = [width] * number
         return TrellisLayer(width * number, 16, kernel_structure="mixed_group", groups=groups)
 
@@ -217,10 +183,6 @@ def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):
     """The matrix product of the word-level models, as the limit of the machine."""
 
     def build():
-        import keras
-        import numpy as np
-        from keras import ops
-
         rng = np.random.default_rng(0)
         a = ops.cast(rng.normal(size=(m, k)), dtype)
         b = ops.cast(rng.normal(size=(k, n)), dtype)
@@ -247,11 +209,6 @@ def head_training(make, jit_compile, words=267_735, channels=512, batch=16, time
     """A training step of only an output head, with words drawn with probability 1 / rank."""
 
     def build():
-        import keras
-        import numpy as np
-
-        from tools.process import words as draw
-
         class HeadOnly(keras.Model):
             def __init__(self, head):
                 super().__init__()
@@ -276,19 +233,8 @@ def head_training(make, jit_compile, words=267_735, channels=512, batch=16, time
     return build
 
 
-def softmax(words):
-    from trellis_keras.layers import DenseHead
-
-    return DenseHead(words)
-
-
 def adaptive_softmax(**options):
-    def make(words):
-        from trellis_keras.layers import AdaptiveSoftmax
-
-        return AdaptiveSoftmax(words, (2_800, 20_000, 76_000), **options)
-
-    return make
+    return partial(AdaptiveSoftmax, cutoffs=(2_800, 20_000, 76_000), **options)
 
 
 # Steps: inference
@@ -298,11 +244,6 @@ def inference(make, inputs, jit_compile=True, amount=1):
     """The outputs of a whole input; `make` returns a function of it, and its variables."""
 
     def build():
-        import numpy as np
-        from keras import ops
-
-        from keras_streams.xla import compile_xla
-
         function, variables = make()
         if jit_compile:
             compiled = compile_xla(function, variables)
@@ -325,12 +266,6 @@ def streamed(make, inputs, width):
     """Cached steps in a compiled loop; the amount is their number."""
 
     def build():
-        import keras
-        import numpy as np
-        from keras import ops
-
-        from keras_streams.xla import compile_xla
-
         stream, x = make(), inputs()
         batch, steps = x.shape[:2]
         cache = stream.initial_cache(batch)
@@ -372,21 +307,11 @@ def generated(batch, prompt=16, new=48):
 
 
 def numbers(*shape):
-    def make():
-        import numpy as np
-
-        return np.random.default_rng(0).normal(size=shape).astype("float32")
-
-    return make
+    return lambda: np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
 def word_ids(batch, time):
-    def make():
-        import numpy as np
-
-        return np.random.default_rng(0).integers(0, 10_000, (batch, time)).astype("int32")
-
-    return make
+    return lambda: np.random.default_rng(0).integers(0, 10_000, (batch, time)).astype("int32")
 
 
 def whole(make, last=False):
@@ -405,17 +330,13 @@ def whole(make, last=False):
 
 
 def word_model():
-    from trellis_keras.zoo import trellisnet_ptb
-
-    return trellisnet_ptb(aux_weight=0.0)
+    return zoo.trellisnet_ptb(aux_weight=0.0)
 
 
 def next_word(cone, greedy=False):
     """The last output of a window of words; `cone` computes only what it depends on."""
 
     def make():
-        from keras import ops
-
         model = word_model()
 
         def call(tokens):
@@ -433,29 +354,19 @@ def next_word(cone, greedy=False):
 
 
 def two_lstms():
-    import keras
-
     keras.utils.set_random_seed(0)
     layers = [keras.layers.LSTM(128, return_sequences=True) for _ in range(2)]
     return keras.Sequential([keras.Input((None, 128)), *layers])
 
 
-def converted(truncation=32):
-    def make():
-        from trellis_keras.theorem1 import to_trellis
-
-        return to_trellis(two_lstms().layers, truncation)
-
-    return make
+def converted():
+    return to_trellis(two_lstms().layers, 32)
 
 
 def every_window(truncation=32):
     """By definition: runs the LSTM over the last M steps of each position, all in one batch."""
 
     def make():
-        import numpy as np
-        from keras import ops
-
         model = two_lstms()
 
         def call(x):
@@ -475,8 +386,8 @@ def every_window(truncation=32):
 
 # The cases
 
-ADDING = {"kernel_size": 8, "depth": 8, "filters": 24}
-PIXELS = {"kernel_size": 7, "depth": 8, "filters": 25}
+ADDING = {"filters": 24, "kernel_size": 8, "depth": 8}
+PIXELS = {"filters": 25, "kernel_size": 7, "depth": 8}
 # Two convolutions per block, with dilations 1, 2, 4, ...
 RECEPTIVE_FIELD = 1 + 2 * (ADDING["kernel_size"] - 1) * (2 ** ADDING["depth"] - 1)
 # The zoo's models, in float32 and bfloat16, with and without XLA.
@@ -499,10 +410,11 @@ def word_training(depth, **options):
 
 
 def tcn_case(about, shape, sizes, outputs):
-    makers = {"keras-tcn": keras_tcn(**sizes), "cone": tcn(**sizes)}
+    ours = partial(TCN, **sizes, return_sequences=False)
+    makers = {"keras-tcn": keras_tcn(**sizes), "cone": ours}
     options = {"shape": shape, "batch": 32, "outputs": outputs}
     variants = compilers(layer_training, makers, **options)
-    plain = layer_training(tcn(**sizes), jit_compile=False, plain=True, **options)
+    plain = layer_training(ours, jit_compile=False, plain=True, **options)
     return Case(about, {**variants, "all positions, graph": plain}, baseline="keras-tcn, graph")
 
 
@@ -511,7 +423,7 @@ def tcn_streaming_case(batch):
     name = f"keras-tcn, receptive field of {RECEPTIVE_FIELD}"
 
     def ours():
-        layer = tcn(**ADDING)()
+        layer = TCN(**ADDING, return_sequences=False)
         layer.build((None, None, 2))
         return layer
 
@@ -556,7 +468,7 @@ def rnn_case(kind, batch, policy="float32"):
 def theorem1_case(batch):
     makers = {
         "every window": every_window(),
-        "TrellisNet": whole(converted()),
+        "TrellisNet": whole(converted),
         "LSTM": whole(two_lstms),
     }
     return Case(
@@ -591,7 +503,8 @@ def precision_case(name):
     )
 
 
-_LEVELS = [1, *(2**i for i in range(10))]
+_PIXELS_OPTIONS = {"output_units": 10, "return_sequences": False}
+_PIXELS_OPTIONS |= {"dilation_rate": [1, *(2**i for i in range(10))]}
 
 CASES = {
     "gemm": Case(
@@ -601,7 +514,7 @@ CASES = {
         "training step, 784 pixels, 11 levels, batch 32",
         {
             f"{name}, {label}": layer_training(
-                trellis(130, 11, output_units=10, dilation_rate=_LEVELS, return_sequences=False),
+                partial(TrellisLayer, 130, 11, **_PIXELS_OPTIONS),
                 (784, 1),
                 32,
                 outputs=10,
@@ -640,7 +553,9 @@ CASES = {
     "depth": Case(
         "training step of small levels, XLA: compile and step time against depth",
         {
-            f"{depth} levels": layer_training(trellis(64, depth, output_units=16), (110, 16), 16)
+            f"{depth} levels": layer_training(
+                partial(TrellisLayer, 64, depth, output_units=16), (110, 16), 16
+            )
             for depth in (35, 70, 140)
         },
     ),
@@ -652,7 +567,11 @@ CASES = {
         "training step of LRU, 2 x 512 units, 50 steps, batch 100",
         compilers(
             layer_training,
-            {"RNN of cells": lru_cells, "LRU": lru, "GRU": keras_rnn("GRU", layers=2)},
+            {
+                "RNN of cells": lru_cells,
+                "LRU": partial(LRU, 512, 2, return_sequences=True),
+                "GRU": keras_rnn("GRU", layers=2),
+            },
             shape=(50, 512),
             batch=100,
         ),
@@ -684,7 +603,7 @@ CASES = {
         compilers(
             head_training,
             {
-                "full softmax": softmax,
+                "full softmax": DenseHead,
                 "adaptive": adaptive_softmax(),
                 "adaptive, div_value 4": adaptive_softmax(div_value=4),
             },

@@ -24,8 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cases, cortex_m
-
-# Keras and the package are imported by the functions, so that --help is quick.
+from benchmarks.results import heading, machine, write, write_figures
+from keras_streams import compiled_step
+from keras_streams.c import fixed_source, proven_source
+from keras_streams.compiled import write_source
+from keras_streams.xla import compile_xla
+from trellis_keras import zoo
+from trellis_keras.export import export, native
+from trellis_keras.layers import LRU, TCN, TrellisLayer
+from trellis_keras.models import SequenceClassifier
 
 HERE = pathlib.Path(__file__).resolve().parent
 C_OPTIONS = ["-std=gnu11", "-O3", "-march=native"]
@@ -58,24 +65,20 @@ int main(int count, char **arguments)
 """
 _MAIN_CHIP = """
 #include "model.h"
-#include <string.h>
 
 void put(int value);
 
 int main(void)
 {
     static model_state state;
-    static NUMBER x[MODEL_INPUTS], y[MODEL_OUTPUTS];
+    static int16_t x[MODEL_INPUTS], y[MODEL_OUTPUTS];
     model_reset(&state);
     for (int t = 0; t < 20; t++) {
-        x[0] = (NUMBER)(SCALE * t);
+        x[0] = (int16_t)(1000 * t);
         model_step(&state, x, y);
     }
-    for (int k = 0; k < MODEL_OUTPUTS; k++) {
-        int bits = 0;
-        memcpy(&bits, y + k, sizeof *y);
-        put(bits);
-    }
+    for (int k = 0; k < MODEL_OUTPUTS; k++)
+        put(y[k]);
     return 0;
 }
 """
@@ -110,8 +113,7 @@ class Net:
         model: The model.
         folder: Folder for its files.
         x, expected: Random inputs and Keras' outputs for them, (steps, channels).
-        size: For a TCN, kernel size, depth and filters.
-        receptive_field: For a TCN, its receptive field.
+        size: For a TCN, filters, kernel size and depth.
     """
 
     model: Any
@@ -119,7 +121,6 @@ class Net:
     x: np.ndarray
     expected: np.ndarray
     size: tuple | None = None
-    receptive_field: int | None = None
 
     def difference(self, found):
         """Returns the largest difference from Keras, relative to the largest output."""
@@ -137,7 +138,7 @@ class Missing(Exception):
 
 
 def c_by_hand(net):
-    if net.size != (8, 8, 24):
+    if net.size != (24, 8, 8):
         return None
     program = net.folder / "by_hand"
     source = HERE / "tcn_by_hand.c"
@@ -153,8 +154,6 @@ def generated_c(net):
 
 
 def web_assembly(net):
-    from trellis_keras.export import export
-
     if importlib.util.find_spec("ziglang") is None:
         raise Missing("pip install ziglang")
     if shutil.which("node") is None:
@@ -168,16 +167,12 @@ def web_assembly(net):
 
 
 def native_from_python(net):
-    from trellis_keras.export import native
-
     stream = native(net.model)
     found = [stream.step(row) for row in net.x]
     return _in_python(stream.step, net.x[0], 5000), net.difference(found)
 
 
 def litert(net):
-    from trellis_keras.export import export
-
     if importlib.util.find_spec("ai_edge_litert") is None:
         raise Missing("pip install ai-edge-litert")
     from ai_edge_litert.interpreter import Interpreter
@@ -200,8 +195,6 @@ def litert(net):
 
 
 def onnx_runtime(net):
-    from trellis_keras.export import export
-
     for package in ("onnxruntime", "tf2onnx"):
         if importlib.util.find_spec(package) is None:
             raise Missing(f"pip install {package}")
@@ -232,8 +225,6 @@ def onnx_runtime(net):
 
 def tensorflow(frozen):
     def way(net):
-        from keras_streams import compiled_step
-
         compiled = compiled_step(net.model, frozen=frozen)
         return _stepped(net, compiled)
 
@@ -242,8 +233,6 @@ def tensorflow(frozen):
 
 def tensorflow_unpacked(net):
     """A call of a `tf.function` of `step`, with the cache as separate tensors."""
-    from keras_streams.xla import compile_xla
-
     return _stepped(net, compile_xla(net.model.step, net.model.variables))
 
 
@@ -269,12 +258,14 @@ def keras_tcn(net):
         return None
     if importlib.util.find_spec("tcn") is None:
         raise Missing("pip install --no-deps keras-tcn")
-    window = np.zeros((1, net.receptive_field, net.x.shape[1]), "float32")
+    _, taps, depth = net.size
+    receptive_field = 1 + 2 * (taps - 1) * (2**depth - 1)
+    window = np.zeros((1, receptive_field, net.x.shape[1]), "float32")
     run = cases.inference(cases.whole(cases.keras_tcn(*net.size)), lambda: window)()
     return _in_python(lambda x: run(), None, 20), None
 
 
-WAYS: dict[str, Callable] = {
+VARIANTS: dict[str, Callable] = {
     "C by hand, `-ffast-math`": c_by_hand,
     "C": generated_c,
     "WebAssembly in Node": web_assembly,
@@ -313,20 +304,21 @@ def _in_python(step, x, count, finish=lambda y: y):
     return turn
 
 
-def run(turns):
-    """Returns the figures of all nets: microseconds per way, bytes, differences."""
+def run(folder, turns):
+    """Measures all nets, writes the figures, and returns their table."""
     nets = {}
-    for name, (model, size, receptive_field) in _nets().items():
-        with tempfile.TemporaryDirectory() as folder:
-            nets[name] = measure(model, pathlib.Path(folder), turns, size, receptive_field)
-    return nets
+    for name, (model, size) in _nets().items():
+        with tempfile.TemporaryDirectory() as files:
+            nets[name] = measure(model, pathlib.Path(files), turns, size)
+    results = {"case": "edge", "machine": machine(), "nets": nets}
+    table = markdown(results)
+    write_figures(folder / "edge-tensorflow.json", results)
+    write(folder / "edge-tensorflow.md", table)
+    return table
 
 
 def _nets():
-    """Returns {name: (model, size of a TCN or None, receptive field of a TCN or None)}."""
-    from trellis_keras import zoo
-    from trellis_keras.layers import LRU, TCN, TrellisLayer
-    from trellis_keras.models import SequenceClassifier
+    """Returns {name: (model, size of a TCN or None)}."""
 
     def classifier(backbone, classes):
         model = SequenceClassifier(backbone, classes)
@@ -336,11 +328,11 @@ def _nets():
     exercises = TCN(32, kernel_size=3, depth=4, return_sequences=False)
     trellis = TrellisLayer(12, 5, return_sequences=False)
     nets = {
-        "`tcn_adding`": (zoo.tcn_adding(), (8, 8, 24), cases.RECEPTIVE_FIELD),
-        "`tcn_jsb`": (zoo.tcn_jsb(), (3, 2, 150), 13),
-        "LRU, 9 units": (classifier(LRU(9, return_sequences=False), 2), None, None),
-        "TrellisLayer, 12 units, 5 levels": (classifier(trellis, 2), None, None),
-        "exercises, TCN of 32 filters": (classifier(exercises, 7), (3, 4, 32), 61),
+        "`tcn_adding`": (zoo.tcn_adding(), (24, 8, 8)),
+        "`tcn_jsb`": (zoo.tcn_jsb(), (150, 3, 2)),
+        "LRU, 9 units": (classifier(LRU(9, return_sequences=False), 2), None),
+        "TrellisLayer, 12 units, 5 levels": (classifier(trellis, 2), None),
+        "exercises, TCN of 32 filters": (classifier(exercises, 7), (32, 3, 4)),
     }
     rng = np.random.default_rng(0)
     for model, *_ in nets.values():  # no zeros, which C leaves out: as trained
@@ -348,17 +340,13 @@ def _nets():
     return nets
 
 
-def measure(model, folder, turns, size=None, receptive_field=None):
+def measure(model, folder, turns, size):
     """Returns the figures of a net."""
-    from keras_streams.c import proven_source
-    from trellis_keras.export import export
-
     source, x, expected = proven_source(model, "model")
     export(model, folder / "model.c", format="c")
-    instructions = _on_chip(folder, "float")
-    net = Net(model, folder, x, expected, size, receptive_field)
+    net = Net(model, folder, x, expected, size)
     ways, differences, left_out = {}, {}, {}
-    for name, way in WAYS.items():
+    for name, way in VARIANTS.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # from the converters
@@ -382,49 +370,34 @@ def measure(model, folder, turns, size=None, receptive_field=None):
             "weights": source.weight_bytes,
             "state": source.state_bytes,
         },
-        "instructions": instructions,
         "integers": _integers(net),
     }
 
 
 def _integers(net):
     """Returns {quantization: bytes of integer-only C, and instructions per Cortex-M4 step}."""
-    from keras_streams.c import fixed_source
-    from keras_streams.compiled import write_source
-
     found = {}
     for quantization in ("int8", "int8_rings"):
         source = fixed_source(net.model, "model", quantization, net.x, tolerance=math.inf)
         write_source(source, net.folder)
         found[quantization] = {
-            "instructions": _on_chip(net.folder, "int16_t"),
+            "instructions": _on_chip(net.folder),
             "weights": source.weight_bytes,
             "state": source.state_bytes,
         }
     return found
 
 
-def _on_chip(folder, number):
-    """Returns the instructions of a Cortex-M4 step of `model.c`, whose outputs are the host's.
-
-    Args:
-        folder: Folder of `model.c`.
-        number: Type of inputs and outputs. Integers are equal bit for bit, floats to rounding.
-    """
+def _on_chip(folder):
+    """Returns the instructions of a Cortex-M4 step of `model.c`, whose outputs are the host's."""
     if not cortex_m.is_installed():
         return None
-    scale = {"float": "0.1f", "int16_t": "1000"}[number]
-    main = _MAIN_CHIP.replace("NUMBER", number).replace("SCALE", scale)
-    (folder / "main.c").write_text(main)
+    (folder / "main.c").write_text(_MAIN_CHIP)
     (folder / "host.c").write_text(_HOST)
     _compile([*C_OPTIONS, "model.c", "main.c", "host.c", "-lm", "-o", "host"], folder)
     host = subprocess.run(["./host"], cwd=folder, check=True, capture_output=True, text=True)
     printed, instructions = cortex_m.run_main(folder, "cortex-m4")
-    found, wanted = (np.array(of, dtype="int32") for of in (printed, host.stdout.split()))
-    if number == "float":
-        found, wanted = found.view("float32"), wanted.view("float32")
-    tolerance = 1e-5 * np.abs(wanted).max() if number == "float" else 0
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+    assert printed == host.stdout.split()
     return instructions // 20
 
 
@@ -442,42 +415,30 @@ def _code_bytes(folder):
 def markdown(results):
     """Returns the results as Markdown."""
     nets = results["nets"]
-    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    lines = [
-        "### edge: microseconds a step, batch 1, as called (in brackets: times those of C)",
-        "",
-        machine_line,
-        "",
-        "| way | " + " | ".join(nets) + " |",
-        "|---" * (1 + len(nets)) + "|",
-    ]
-    for way in WAYS:
+    title = "edge: microseconds a step, batch 1, as called (in brackets: times those of C)"
+    lines = [*heading(title, results["machine"]), f"| way | {' | '.join(nets)} |"]
+    lines.append("|---" * (1 + len(nets)) + "|")
+
+    def add(title, cells):
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+
+    def add_counts(title, counts):
+        add(title, ["" if count is None else f"{count:,}" for count in counts])
+
+    for way in VARIANTS:
         figures = [net["microseconds"] for net in nets.values()]
         if any(way in found for found in figures):
-            cells = [_cell(found, way) for found in figures]
-            lines.append(f"| {way} | {' | '.join(cells)} |")
-    for kind, title in (
-        ("code", "bytes of code, `-Os`"),
-        ("weights", "bytes of weights"),
-        ("state", "bytes of state"),
-    ):
-        sizes = [net["bytes"][kind] for net in nets.values()]
-        lines.append(f"| {title} | {' | '.join('' if s is None else f'{s:,}' for s in sizes)} |")
-    counts = [
-        "" if net["instructions"] is None else f"{net['instructions']:,}" for net in nets.values()
-    ]
-    lines.append(f"| floats: instructions of a Cortex-M4, in software | {' | '.join(counts)} |")
+            add(way, [_cell(found, way) for found in figures])
+    for kind, title in (("code", "code, `-Os`"), ("weights", "weights"), ("state", "state")):
+        add_counts(f"bytes of {title}", [net["bytes"][kind] for net in nets.values()])
+    titles = {"weights": "bytes of weights", "state": "bytes of state"}
+    titles["instructions"] = "instructions of a Cortex-M4"
     for quantization in ("int8", "int8_rings"):
         found = [net["integers"][quantization] for net in nets.values()]
-        for kind, title in (
-            ("weights", "bytes of weights"),
-            ("state", "bytes of state"),
-            ("instructions", "instructions of a Cortex-M4"),
-        ):
-            cells = ["" if net[kind] is None else f"{net[kind]:,}" for net in found]
-            lines.append(f"| `{quantization}`: {title} | {' | '.join(cells)} |")
+        for kind, title in titles.items():
+            add_counts(f"`{quantization}`: {title}", [net[kind] for net in found])
     largest = [f"{max(net['differences'].values()):.0e}" for net in nets.values()]
-    lines.append(f"| largest difference of a way from Keras | {' | '.join(largest)} |")
+    add("largest difference of a way from Keras", largest)
     left_out = {way: word for net in nets.values() for way, word in net["left_out"].items()}
     if left_out:
         missing = "; ".join(f"{way} (needs: {word})" for way, word in left_out.items())

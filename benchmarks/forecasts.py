@@ -25,12 +25,13 @@ import pathlib
 import time
 import warnings
 from collections.abc import Callable
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
-import typer
 
+from benchmarks.results import heading, machine, write
+
+HALVES = ("held out", "new")
 ORIGINS = 10
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _MOST_ROWS = 17_520
@@ -53,10 +54,10 @@ _COMPETITION_ROWS = {"month": 120, "quarter": 60, "year": 41}  # at least
 # Series
 
 
-def series_of(halves) -> list[dict[str, str]]:
-    """Returns the rows of `forecast_series.csv` of some halves."""
-    with (ROOT / "benchmarks" / "forecast_series.csv").open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["half"] in halves]
+def reported() -> list[dict[str, str]]:
+    """Returns the rows of `forecast_series.csv` that are reported."""
+    series = read(ROOT / "benchmarks" / "forecast_series.csv")
+    return [row for row in series if row["half"] in HALVES]
 
 
 def values_of(series: dict[str, str]) -> np.ndarray:
@@ -271,7 +272,7 @@ def nhits(y, origins, candidates, horizon):
     return {"": (mean + scale * found.reshape(-1, horizon), None, None)}
 
 
-FORECASTERS: dict[str, Callable] = {
+VARIANTS: dict[str, Callable] = {
     "ours": ours,
     "seasonal naive": at_each_origin(naive),
     "AutoETS": statistical("AutoETS"),
@@ -285,31 +286,29 @@ FORECASTERS: dict[str, Callable] = {
 # Figures
 
 
-def run(output: pathlib.Path, halves=("held out", "new"), forecasters=None) -> str:
-    """Adds missing rows to a CSV file and returns the tables.
-
-    Args:
-        output: The CSV file.
-        halves: Halves of `forecast_series.csv`.
-        forecasters: Names of forecasters, or `None` for all whose packages are installed.
-    """
+def run(folder: pathlib.Path, turns: int) -> str:
+    """Adds missing rows to the CSV file in a folder and returns the tables."""
+    output = folder / "forecasts.csv"
     if not output.exists():
-        output.write_text(",".join(FIELDS) + "\n")
+        write(output, ",".join(FIELDS) + "\n")
     done = {(row["series"], row["forecaster"]) for row in read(output)}
-    pairs = [(series, values_of(series)) for series in series_of(halves)]
+    pairs = [(series, values_of(series)) for series in reported()]
     for series, values in sorted(pairs, key=lambda pair: len(pair[1])):
         name = name_of(series)
-        for kind in forecasters or FORECASTERS:
+        for kind, forecaster in VARIANTS.items():
             if (name, kind) in done:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = measure(values, series["step"], FORECASTERS[kind])
+                found = measure(values, series["step"], forecaster)
             with output.open("a", newline="") as file:
                 for part, figures in found.items():
                     row = [series["half"], name, series["step"], len(values), part or kind]
                     csv.writer(file, lineterminator="\n").writerow([*row, *figures])
-    return tables(read(output), halves)
+    title = "forecasts: public series, compared with other packages"
+    text = "\n".join([*heading(title, machine()), tables(read(output)), ""])
+    write(folder / "forecasts.md", text)
+    return text
 
 
 def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, list[str]]:
@@ -339,9 +338,9 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def tables(rows: list[dict[str, str]], halves) -> str:
+def tables(rows: list[dict[str, str]]) -> str:
     """Returns the figures of the forecasters on each half and on all, as Markdown."""
-    parts = [(half, [half]) for half in halves] + [("all", halves)] * (len(halves) > 1)
+    parts = [*((half, [half]) for half in HALVES), ("all", HALVES)]
     return "\n\n".join(f"{name}:\n\n{_table(rows, wanted)}" for name, wanted in parts)
 
 
@@ -376,18 +375,3 @@ def _ratio(a, b, field):
     logs = np.log(pairs[:, 0] / pairs[:, 1])
     mean = float(np.exp(logs.mean()))
     return mean, mean * logs.std() / np.sqrt(len(logs))
-
-
-def main(
-    output: Annotated[pathlib.Path, typer.Option(help="CSV file to which rows are added.")],
-    half: Annotated[list[str] | None, typer.Option(help="held out, new, or choosing.")] = None,
-    forecaster: Annotated[
-        list[str] | None, typer.Option(help="One of the forecasters; can be repeated.")
-    ] = None,
-):
-    """Compares forecasters on public series."""
-    print(run(output, half or ("held out", "new"), forecaster))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -7,7 +7,6 @@ A run's best model is exported to LiteRT, with and without `quantization="int8"`
 the start of the run's test split, character by character, from empty states.
 """
 
-import json
 import pathlib
 import statistics
 import tempfile
@@ -18,24 +17,22 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.__main__ import machine, write
+from benchmarks.results import heading, machine, write, write_figures
+from trellis_keras.export import export
+from trellis_keras.zoo import read_recipe
+from trellis_keras.zoo.run import load_best
 
-# Keras and the package are imported by the functions, so that --help is quick.
-
+CHARACTERS = 5000  # to score
 FILES = {"LiteRT, float32": None, "LiteRT, int8": "int8"}
 
 
 def main(
     run: Annotated[str, typer.Argument(help="Folder of a run of `trellis-keras train`.")],
-    characters: Annotated[int, typer.Option(help="Number of characters to score.")] = 5000,
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Compare a run's best model in float32 and int8."""
-    from trellis_keras.zoo import read_recipe
-    from trellis_keras.zoo.run import load_best
-
     recipe, model = read_recipe(run), load_best(run)
-    text = recipe.load_data().test[: characters + 1]
+    text = recipe.load_data().test[: CHARACTERS + 1]
     results = {
         "model": recipe.name,
         "parameters": model.count_params(),
@@ -48,15 +45,12 @@ def main(
     table = markdown(results)
     typer.echo(table)
     stem = pathlib.Path(output) / "int8-tensorflow"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    write(stem.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
+    write_figures(stem.with_suffix(".json"), results)
     write(stem.with_suffix(".md"), table)
 
 
 def compare(model, text):
     """Returns {name: figures} of both files, on a text's characters after the first."""
-    from trellis_keras.export import export
-
     rows = {"Keras": {"bpc": bits(model.predict(text[None, :-1], verbose=0)[0], text)}}
     with tempfile.TemporaryDirectory() as folder:
         streams = {}
@@ -105,13 +99,12 @@ def bits(scores, text):
 
 def markdown(results):
     """Returns the results as Markdown."""
-    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    title = (
+        f"int8: {results['model']} ({results['parameters']:,} parameters, {results['data']}, "
+        f"{results['epochs']} epochs), {results['characters']:,} characters of the test split"
+    )
     lines = [
-        f"### int8: {results['model']} ({results['parameters']:,} parameters, {results['data']}, "
-        f"{results['epochs']} epochs), {results['characters']:,} characters of the test split",
-        "",
-        machine_line,
-        "",
+        *heading(title, results["machine"]),
         "| | bits per character | file, KiB | step, ms (median) |",
         "|---|---|---|---|",
     ]

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.__main__ import machine, write
+from benchmarks.results import machine, write_figures
 from tools.process import begin_epoch, words
 
 # Keras and the package are imported by the functions: each row runs in its own process.
@@ -36,11 +36,8 @@ def account(
     """Print the GiB of each row and write them as JSON."""
     rows = {name: round(_planned(name) / 2**30, 2) for name in ROWS}
     results = {"case": "wt103_memory", "machine": machine(), "gib": rows}
-    text = json.dumps(results, indent=2) + "\n"
-    typer.echo(text)
-    path = pathlib.Path(output) / "wt103_memory-tensorflow.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, text)
+    typer.echo(json.dumps(rows, indent=2))
+    write_figures(pathlib.Path(output) / "wt103_memory-tensorflow.json", results)
 
 
 def _planned(row):

@@ -21,6 +21,8 @@ import time
 
 import numpy as np
 
+from benchmarks.results import heading, machine, write, write_figures
+
 # Frameworks and the package are imported by the functions: each program has its own process.
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
@@ -299,7 +301,7 @@ class MambaPy(_Torch):
             return float(self.last(z)[0, 0])
 
 
-PROGRAMS = {
+VARIANTS = {
     "`trellis_keras`, `export.native`": OursInC,
     "`trellis_keras`, TensorFlow": OursTensorFlow,
     "keras-tcn": KerasTCN,
@@ -311,10 +313,19 @@ PROGRAMS = {
 _MODULES = {"keras-tcn": "tcn", "pytorch-tcn": "pytorch_tcn"}
 
 
-def run(turns):
+def run(folder, turns):
+    """Measures all programs, writes the figures, and returns their table."""
+    results = {"case": "rivals", "machine": machine(), "programs": measure(turns)}
+    table = markdown(results)
+    write_figures(folder / "rivals.json", results)
+    write(folder / "rivals.md", table)
+    return table
+
+
+def measure(turns):
     """Returns {program: its properties and the medians of its turns}."""
     workers, figures = {}, {}
-    for name, program in PROGRAMS.items():
+    for name, program in VARIANTS.items():
         module = _MODULES.get(program.package, program.package)
         if importlib.util.find_spec(module) is None:
             continue
@@ -354,7 +365,7 @@ def work(name):
     """Prints a program's properties, then the figures of a turn for each line on standard input."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keeps other output out of the answers
-    program = PROGRAMS[name]()
+    program = VARIANTS[name]()
     x = np.random.default_rng(0).normal(size=(STEPS, CHANNELS)).astype("float32")
     program.reset()
     found = np.array([program.step(row) for row in x[: 20 if name == "keras-tcn" else None]])
@@ -386,12 +397,8 @@ def _seconds(function, count):
 
 def markdown(results):
     """Returns the results as Markdown."""
-    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     lines = [
-        "### rivals: about 70,000 parameters, 600 steps of 2 channels",
-        "",
-        machine_line,
-        "",
+        *heading("rivals: about 70,000 parameters, 600 steps of 2 channels", results["machine"]),
         "| program | parameters | training step, batch 32, ms (compiler) "
         "| one new step, batch 1, us | largest difference from its full pass | bytes of state "
         "| formats |",
@@ -405,7 +412,7 @@ def markdown(results):
             f"| {name}{version} | {f['parameters']:,} | {train} | {step} "
             f"| {f['difference']:.0e} | {f['state_bytes']:,} | {f['formats']} |"
         )
-    missing = [name for name in PROGRAMS if name not in results["programs"]]
+    missing = [name for name in VARIANTS if name not in results["programs"]]
     if missing:
         lines += ["", f"Not installed: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"

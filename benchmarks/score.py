@@ -23,6 +23,7 @@ from tools.process import peak_memory
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 WORDS = 5000
 BLOCK = 1 << 20  # words
+SETTINGS = {"depth": 2, "hidden_units": 8, "embedding_dim": 8}
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -30,47 +31,29 @@ app = typer.Typer(add_completion=False, help=__doc__)
 @app.command()
 def run(
     megabytes: Annotated[float, typer.Option(help="Size of the text.")] = 1000,
-    line: Annotated[float, typer.Option(help="Median length of a line, in words.")] = 15,
-    spread: Annotated[
-        float, typer.Option(help="Standard deviation of the logarithm of a line's length.")
-    ] = 1.0,
-    whole: Annotated[bool, typer.Option("--whole", help="Score the file as one text.")] = False,
-    depth: Annotated[int, typer.Option(help="Levels of the model.")] = 2,
-    hidden_units: Annotated[int, typer.Option(help="Its hidden units.")] = 8,
-    embedding_dim: Annotated[int, typer.Option(help="Its output units.")] = 8,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 8192,
-    seed: Annotated[int, typer.Option(help="Of the text.")] = 0,
-    folder: Annotated[str | None, typer.Option(help="Folder of the text and the scores.")] = None,
 ):
     """Measure the scoring of a text of random words."""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         text = pathlib.Path(temporary, "text.txt")
-        write_text(text, megabytes * 1e6, line, spread, seed)
-        settings = {"depth": depth, "hidden_units": hidden_units, "embedding_dim": embedding_dim}
-        options = {"whole": whole, "batch_tokens": batch_tokens}
+        write_text(text, megabytes * 1e6)
         command = [sys.executable, "-m", "benchmarks.score", "measure", str(text)]
-        command += [json.dumps(settings), json.dumps(options)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        typer.echo(json.dumps({**settings, **options, **json.loads(done.stdout)}, indent=2))
+        subprocess.run(command, check=True)
 
 
 @app.command()
-def measure(path: str, settings: str, options: str):
+def measure(path: pathlib.Path):
     """Score a text and print the figures of this process."""
     from trellis_keras import scoring, zoo
     from trellis_keras.data import Vocabulary
 
-    path = pathlib.Path(path)
     vocabulary = Vocabulary(["\n", " ", *LETTERS], unit="character")
-    model = zoo.trellisnet_char(vocabulary=vocabulary, **json.loads(settings))
+    model = zoo.trellisnet_char(vocabulary=vocabulary, **SETTINGS)
     before = peak_memory() / 2**30
     started, started_cpu = time.perf_counter(), time.process_time()
-    totals = scoring.score(
-        model, path, path.with_name("scores.csv"), verbose=1, **json.loads(options)
-    )
+    totals = scoring.score(model, path, path.with_name("scores.csv"), verbose=1)
     seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
     megabytes = path.stat().st_size / 1e6
-    figures = {
+    figures = SETTINGS | {
         "parameters": model.count_params(),
         "megabytes": megabytes,
         "lines": totals["lines"],
@@ -82,19 +65,19 @@ def measure(path: str, settings: str, options: str):
         "peak_gib_before": before,
         "peak_gib": peak_memory() / 2**30,
     }
-    typer.echo(json.dumps(figures))
+    typer.echo(json.dumps(figures, indent=2))
 
 
-def write_text(path, size, line, spread, seed):
-    """Writes at least `size` bytes, in lines of whole words."""
-    rng = np.random.default_rng(seed)
+def write_text(path, size):
+    """Writes at least `size` bytes, in lines of whole words, of log-normal lengths."""
+    rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list(LETTERS), n)) for n in rng.integers(2, 9, WORDS)]
     words = np.array([*words, "\n"], dtype=object)
     shares = np.cumsum(1 / np.arange(1, WORDS + 1))
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         while file.tell() < size:
             ids = np.searchsorted(shares, rng.random(BLOCK) * shares[-1])
-            lengths = rng.lognormal(np.log(line), spread, BLOCK).astype("int64") + 1
+            lengths = rng.lognormal(np.log(15), 1.0, BLOCK).astype("int64") + 1
             ends = np.cumsum(lengths)
             ids[ends[ends < BLOCK]] = WORDS
             text = " ".join(words[ids]).replace(" \n ", "\n")

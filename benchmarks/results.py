@@ -1,0 +1,41 @@
+"""Where figures were measured, and the files that they are written to."""
+
+import importlib.metadata
+import json
+import os
+
+from keras_streams.files import atomic_write
+from trellis_keras.zoo import environment
+
+
+def machine():
+    """Returns the measured environment: processor, cores, backend, versions and commit."""
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    packages = ("keras", backend if backend == "tensorflow" else "jax")
+    return {
+        "processor": environment.processor(),
+        "processor model": environment.processor_model(),
+        "units": " ".join(environment.vector_units()),
+        "cores": os.cpu_count(),
+        "backend": backend,
+        **{package: importlib.metadata.version(package) for package in packages},
+        "commit": environment.commit(),
+    }
+
+
+def heading(title, machine):
+    """Returns the lines above a table: its title and where it was measured."""
+    words = ", ".join(f"{key} {value}" for key, value in machine.items())
+    return [f"### {title}", "", words, ""]
+
+
+def write(path, text):
+    """Writes a file and the folder that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)
+
+
+def write_figures(path, figures):
+    """Writes figures as JSON."""
+    write(path, json.dumps(figures, indent=2) + "\n")
