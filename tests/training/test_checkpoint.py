@@ -1,5 +1,6 @@
 """Killed and resumed runs end with the bits of uninterrupted ones; damaged files do no harm."""
 
+import functools
 import itertools
 import json
 import os
@@ -21,7 +22,6 @@ from tests.support.checkpoints import (
     two_epochs,
     values,
 )
-from tests.support.disks import NO_SPACE, fill, small_disk
 from trellis_keras.files import check_archive
 from trellis_keras.training import (
     SGD,
@@ -31,7 +31,6 @@ from trellis_keras.training import (
     PlateauDecay,
     RestOfEpoch,
     StepDecay,
-    TimeLimit,
     latest,
     progress,
     restore,
@@ -119,7 +118,7 @@ def test_completed_training_says_so(trained, copied, capsys):
     model = make_model()
     assert fit(model, 2, Checkpoint(copied), verbose=2).history == {}
     path = copied / "epoch-0002.npz"
-    assert f"{path}: training is complete after 2 epochs. To" in capsys.readouterr().out
+    assert f"{path}: training is complete" in capsys.readouterr().out
     assert_same(values(model), values(trained[1]))
     checkpoint = Checkpoint(copied)
     assert len(fit(model, 3, checkpoint, verbose=2).history["loss"]) == 1
@@ -129,38 +128,28 @@ def test_completed_training_says_so(trained, copied, capsys):
     assert len(fit(model, 2).history["loss"]) == 2, "`fit` without Checkpoint is not affected"
 
 
-def test_stopped_training_is_complete(tmp_path, capsys, monkeypatch):
+def test_stopped_training_is_complete(tmp_path, capsys):
     def stop(epoch, logs):
         model.stop_training = epoch == 1
 
     model = make_model()
     stopping = keras.callbacks.LambdaCallback(on_epoch_end=stop)
-    fit(model, 5, stopping, Checkpoint(tmp_path, save_freq=3))
+    fit(model, 5, stopping, Checkpoint(tmp_path))
     assert latest(tmp_path).name == "epoch-0002.npz"
     model = make_model()
     assert fit(model, 5, Checkpoint(tmp_path), verbose=2).history == {}
     assert "complete after 2 epochs, stopped by a callback." in capsys.readouterr().out
     assert len(fit(model, 6, Checkpoint(tmp_path)).history["loss"]) == 4
-    # A time limit behind the checkpoint does not complete it.
-    folder, clock = tmp_path / "limited", itertools.count()
-    monkeypatch.setattr("trellis_keras.training.stopping.monotonic", lambda: next(clock))
-    fit(model, 4, Checkpoint(folder), TimeLimit(1))
-    assert not read_state(folder / "epoch-0001.npz")["stopped"]
-    assert len(fit(model, 4, Checkpoint(folder)).history["loss"]) == 3
 
 
-def test_keep_and_save_freq(tmp_path):
+def test_the_last_two_checkpoints_are_kept(tmp_path):
     options = {"validation_data": None, "batch_size": 32}
-    fit(make_model(), 7, Checkpoint(tmp_path / "a", save_freq=2, keep=3), **options)
-    names = ["epoch-0004.npz", "epoch-0006.npz", "epoch-0007.npz"]
-    assert sorted(os.listdir(tmp_path / "a")) == names
-    fit(make_model(), 3, Checkpoint(tmp_path / "b", keep=1), **options)
-    assert os.listdir(tmp_path / "b") == ["epoch-0003.npz"]
-    (tmp_path / "b" / "epoch-0009.npz").write_bytes(b"damaged")
+    fit(make_model(), 3, Checkpoint(tmp_path), **options)
+    (tmp_path / "epoch-0009.npz").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="epoch-0009.npz is damaged"):
-        fit(make_model(), 4, Checkpoint(tmp_path / "b", keep=1), **options)
+        fit(make_model(), 4, Checkpoint(tmp_path), **options)
     # A newer epoch, of an earlier run, does not count as an older one.
-    assert sorted(os.listdir(tmp_path / "b")) == ["epoch-0004.npz", "epoch-0009.npz"]
+    assert [int(name[6:10]) for name in sorted(os.listdir(tmp_path))] == [3, 4, 9]
 
 
 # What is refused
@@ -176,11 +165,11 @@ def more_layers():
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: make_model(units=7), r"dense/kernel' of shape \(4, 6\).*\(4, 7\)"),
-        (lambda: make_model(name="projection"), "dense/kernel.*projection/kernel"),
-        (lambda: make_model(optimizer=SGD(0.1)), "10 optimizer variables.* 2;.*is '.*moment"),
-        (more_layers, "5 model variables.* 7;.*without a counterpart is '.*added/kernel'"),
-        (lambda: make_model(dtype="bfloat16"), "dtype float32.*dtype bfloat16"),
+        (lambda: make_model(units=7), r"shape \(4, 6\).*\(4, 7\)"),
+        (lambda: make_model(name="projection"), "projection/kernel"),
+        (lambda: make_model(optimizer=SGD(0.1)), "10 optimizer variables"),
+        (more_layers, "added/kernel"),
+        (lambda: make_model(dtype="bfloat16"), "dtype bfloat16"),
     ],
 )
 def test_another_model_is_refused_and_nothing_changed(trained, make, named):
@@ -234,37 +223,19 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     # A constant, such as a mask, may be infinite, but not NaN.
     model = make_model()
     (constant,) = [v for v in model.weights if not v.trainable]
-    for value in (np.inf, np.nan):
-        constant.assign(np.full(constant.shape, value))
-        if value == np.inf:
-            checkpoint_module._collect(model, 1)
-            continue
-        with pytest.raises(FloatingPointError, match="carried"):
-            checkpoint_module._collect(model, 1)
-
-
-def test_the_memory_of_keras_callbacks(tmp_path):
-    for make, expected in (
-        (keras.callbacks.EarlyStopping, {"best": 3.0, "best_epoch": 1, "wait": 2}),
-        (keras.callbacks.ReduceLROnPlateau, {"best": 3.0, "cooldown_counter": 0, "wait": 2}),
-        (lambda: keras.callbacks.ModelCheckpoint(tmp_path / "x.keras"), {"best": 3.0}),
-    ):
-        callback, restored = make(), make()
-        vars(callback).update(expected)
-        saved = {"class": "", "state": checkpoint_module._get_memory(callback)}
-        assert saved["state"] == expected
-        checkpoint_module._set_memory(restored, saved, "path")
-        assert {name: getattr(restored, name) for name in expected} == expected
+    constant.assign(np.full(constant.shape, np.inf))
+    checkpoint_module._collect(model, 1)
+    constant.assign(np.full(constant.shape, np.nan))
+    with pytest.raises(FloatingPointError, match="carried"):
+        checkpoint_module._collect(model, 1)
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
         ({"seed": -1}, "seed=-1"),
-        ({"keep": 0}, "keep=0"),
-        ({"save_minutes": 0}, "`save_minutes` must be positive. Received: 0"),
-        ({"save_freq": "batch"}, "save_freq='batch'"),
-        ({"callbacks": [keras.callbacks.History()]}, "History in `callbacks` has no methods `get"),
+        ({"save_minutes": 0}, "save_minutes"),
+        ({"callbacks": [keras.callbacks.History()]}, "History"),
         (
             {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]},
             "restore_best_weights",
@@ -288,15 +259,13 @@ class Batches(keras.utils.PyDataset):
 
 
 class Killed(keras.callbacks.Callback):
-    """Ends a process after the given number of batches."""
+    """Ends a process in the sixth batch of the second epoch."""
 
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        self.batches -= 1
-        if self.batches == 0:
+        if (self.epoch, batch) == (1, 4):
             raise InterruptedError
 
 
@@ -320,43 +289,26 @@ def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monk
         return Checkpoint(folder, save_minutes=1)
 
     with pytest.raises(InterruptedError):
-        fit_on(Batches(), model(), 3, checkpoint(), Killed(8 + 5))
+        fit_on(Batches(), model(), 3, checkpoint(), Killed())
     epoch, batches = progress(folder)
     assert epoch == 1 and 0 < batches <= 5
-    assert sorted(p.name for p in folder.iterdir()) == [
-        f"epoch-0001-batch-{batches:08d}.npz",
-        "epoch-0001.npz",
-    ]
-    with pytest.raises(ValueError, match=rf"remaining {8 - batches}, see .* Received: 8 batches"):
+    names = {f"epoch-0001-batch-{batches:08d}.npz", "epoch-0001.npz"}
+    assert {path.name for path in folder.iterdir()} == names
+    with pytest.raises(ValueError, match=f"remaining {8 - batches}"):
         fit_on(Batches(), model(), 3, checkpoint())
     resumed = model()
     resumed.test_on_batch(*Batches()[0])
     rest = fit_on(RestOfEpoch(Batches(), batches), resumed, 2, checkpoint())
-    assert {name: values[1] for name, values in history.items()} == {
-        name: values[0] for name, values in rest.items()
-    }
+    assert {k: v[1] for k, v in history.items()} == {k: v[0] for k, v in rest.items()}
     fit_on(Batches(), resumed, 3, checkpoint())
     assert_same(values(whole), values(resumed))
-    assert [p.name for p in latest(folder).parent.glob("*batch*")] == []
+    assert not list(folder.glob("*batch*"))
 
 
 def test_checkpoints_within_an_epoch_need_its_length(tmp_path):
-    def batches():
-        while True:
-            yield data()
-
     checkpoint = Checkpoint(tmp_path, save_minutes=1)
-    with pytest.raises(ValueError, match="`save_minutes` needs .* known number of batches"):
-        make_model().fit(batches(), verbose=0, callbacks=[checkpoint])
-    limit = TimeLimit(9, checkpoint=Checkpoint(tmp_path))
-    with pytest.raises(ValueError, match="TimeLimit .* known number of batches"):
-        make_model().fit(batches(), verbose=0, callbacks=[limit.checkpoint, limit])
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="file/checkpoints cannot be written to"):
-        Checkpoint(tmp_path / "file" / "checkpoints")
+    with pytest.raises(ValueError, match="`save_minutes` needs"):
+        make_model().fit((data() for _ in itertools.count()), verbose=0, callbacks=[checkpoint])
 
 
 # Restoring
@@ -387,7 +339,7 @@ def test_restore_errors(copied, tmp_path):
     with pytest.raises(ValueError, match="Build it first"):
         restore(keras.Sequential([keras.layers.Dense(1)]), copied)
     truncate(copied / "epoch-0002.npz")
-    with pytest.raises(ValueError, match="epoch-0002.npz is damaged: "):
+    with pytest.raises(ValueError, match="epoch-0002.npz is damaged"):
         restore(make_model(), copied / "epoch-0002.npz")
 
 
@@ -405,27 +357,23 @@ def test_bfloat16_weights_keep_their_bits(tmp_path):
 
 
 class Crash(BaseException):
-    """Stands for the end of the process: nothing is cleaned up after it."""
+    """Stands for the end of the process."""
 
 
 def crash_at(monkeypatch, number):
     """Ends the "process" at the number-th operation on files."""
     counter = itertools.count()
-    dead = False
 
     def wrap(function):
         def wrapped(*args, **kwargs):
-            nonlocal dead
-            dead = dead or next(counter) >= number
-            if dead:
+            if next(counter) >= number:
                 raise Crash
             return function(*args, **kwargs)
 
         return wrapped
 
-    for owner, name in ((os, "fsync"), (os, "replace"), (Path, "unlink"), (Path, "touch")):
+    for owner, name in ((os, "fsync"), (os, "replace"), (Path, "unlink"), (np, "savez")):
         monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
-    monkeypatch.setattr(np, "savez", wrap(np.savez))
 
 
 def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path):
@@ -486,7 +434,7 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(tmp_path):
 def test_a_damaged_newest_checkpoint_costs_an_epoch(trained, copied, damage):
     damage(copied / "epoch-0002.npz")
     if (copied / "epoch-0002.npz").exists():
-        with pytest.warns(UserWarning, match="epoch-0002.npz is damaged .*Trying an older"):
+        with pytest.warns(UserWarning, match="epoch-0002.npz is damaged"):
             assert latest(copied) == copied / "epoch-0001.npz"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *args, **kwargs: None)
@@ -516,17 +464,6 @@ def test_a_disk_that_cannot_be_read_is_not_damage(tmp_path, monkeypatch):
         latest(tmp_path)
 
 
-def test_a_full_disk_keeps_the_older_checkpoints(tmp_path):
-    with small_disk(tmp_path / "disk", "64k") as folder:
-        for epoch in (1, 2):
-            saved(folder, epoch, np.arange(2000.0))
-        with pytest.raises(OSError, match=f"epoch-0003.npz {NO_SPACE}$"):
-            saved(folder, 3, np.arange(4000.0))
-        assert sorted(os.listdir(folder)) == ["epoch-0001.npz", "epoch-0002.npz"]
-        fill(folder)
-        assert latest(folder).name == "epoch-0002.npz"
-
-
 # Files of any origin: matching checksums only say that a file is whole
 
 
@@ -545,70 +482,65 @@ DELETED = object()
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("place", "value"),
     [
-        (["format"], DELETED, "'format'"),
-        (["format"], 1, "has format 1, this version reads 3"),
-        (["epoch"], "1", "epoch is '1'"),
-        (["seed"], None, "seed is None"),
-        (["stopped"], 1, "stopped is 1"),
-        (["callbacks", 0], 3, "not subscriptable"),
-        (["callbacks", 0, "state"], [], "a callback is"),
-        (["variables", "model"], DELETED, "'model'"),
-        (["variables", "model", 0], {}, "'path'"),
-        (["variables", "model", 0, "dtype"], 3, "a variable is"),
-        (["variables", "model", 0, "dtype"], "float16", "of float16 is stored as float32"),
-        (["variables", "model", 0, "dtype"], "f4,f4", "data type 'uint64'|stored as float32"),
-        (["variables", "model", 0, "dtype"], "no dtype", "no dtype"),
+        (["format"], DELETED),
+        (["format"], 1),
+        (["epoch"], "1"),
+        (["stopped"], 1),
+        (["callbacks", 0], 3),
+        (["callbacks", 0, "state"], []),
+        (["variables", "model"], DELETED),
+        (["variables", "model", 0], {}),
+        (["variables", "model", 0, "dtype"], "float16"),
+        (["variables", "model", 0, "dtype"], "f4,f4"),
+        (["variables", "model", 0, "dtype"], "no dtype"),
     ],
 )
-def test_a_wrong_state_is_refused(tmp_path, written, place, value, message):
+def test_a_wrong_state_is_refused(tmp_path, written, place, value):
     model, arrays, state = written
     state = json.loads(json.dumps(state))
-    holder = state
-    for key in place[:-1]:
-        holder = holder[key]
+    *holders, last = place
+    holder = functools.reduce(lambda holder, key: holder[key], holders, state)
     if value is DELETED:
-        del holder[place[-1]]
+        del holder[last]
     else:
-        holder[place[-1]] = value
+        holder[last] = value
     np.savez(tmp_path / "epoch-0001.npz", state=json.dumps(state), **arrays)
+    check_refused(tmp_path, model)
+
+
+def check_refused(folder, model):
     before = values(model)
-    with pytest.raises(ValueError, match=f"epoch-0001.npz is not a checkpoint of.*{message}"):
-        restore(model, tmp_path)
+    with pytest.raises(ValueError, match="epoch-0001.npz is not a checkpoint of"):
+        restore(model, folder)
     assert_same(values(model), before)
 
 
 def test_wrong_arrays_are_refused(tmp_path, written):
     model, arrays, state = written
-    first = arrays["model.00000"]
-    path, before = tmp_path / "epoch-0001.npz", values(model)
-    for array, message in (
-        (None, "KeyError.*model.00000"),
-        (first.astype(str), "stored as <U32"),
-        (first.astype("int8"), "stored as int8"),
-        (first.astype("float64"), "stored as float64"),
-    ):
-        changed = {**arrays, "model.00000": array}
-        write(path, {k: v for k, v in changed.items() if v is not None}, state)
-        with pytest.raises(ValueError, match=f"epoch-0001.npz is not a checkpoint.*{message}"):
-            restore(model, path)
+    path, first = tmp_path / "epoch-0001.npz", arrays.pop("model.00000")
+    for array in (None, first.astype(str), first.astype("int8"), first.astype("float64")):
+        write(path, arrays if array is None else arrays | {"model.00000": array}, state)
+        check_refused(tmp_path, model)
+    arrays["model.00000"] = first
     for text in ("", "[]", "3", "[" * 100_000, '{"format": 3}'):
         np.savez(path, **arrays, state=text)
-        for reader in (read, read_state):
-            with pytest.raises(ValueError, match="epoch-0001.npz is not a checkpoint"):
-                reader(path)
+        check_refused(tmp_path, model)
+        with pytest.raises(ValueError, match="epoch-0001.npz is not a checkpoint"):
+            read_state(path)
     np.savez(path, **arrays)
-    with pytest.raises(ValueError, match="is not a checkpoint.*state"):
-        restore(model, path)
-    assert_same(values(model), before)
+    check_refused(tmp_path, model)
 
 
 @pytest.mark.parametrize(
     ("index", "state", "named"),
-    [(0, {}, "PlateauDecay: KeyError"), (1, {}, "EarlyStopping: KeyError"),
-     (1, {"best": "low", "best_epoch": 0, "wait": 0}, "EarlyStopping: .*best is 'low'")],
-)  # fmt: skip
+    [
+        (0, {}, "PlateauDecay"),
+        (1, {}, "EarlyStopping"),
+        (1, {"best": "low", "best_epoch": 0, "wait": 0}, "EarlyStopping: .*best"),
+    ],
+)
 def test_a_wrong_memory_of_a_callback_is_refused(tmp_path, written, index, state, named):
     _, arrays, whole = written
     whole = json.loads(json.dumps(whole))

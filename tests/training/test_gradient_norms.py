@@ -61,24 +61,15 @@ def test_gradient_norms_of_a_linear_model(tolerance):
 
 @pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
-def test_steps_sample_weights_groups_and_regularizers():
-    class Data(keras.utils.PyDataset):
-        def __len__(self):
-            return 5
-
-        def __getitem__(self, index):
-            assert index == 0, "more batches than asked for"
-            return X, Y, np.repeat([1.0, 0.0], 4)
-
+def test_steps_sample_weights_and_regularizers():
     model = linear_model(keras.regularizers.L2(0.5), run_eagerly=True)
-    norms = GradientNorms(Data(), steps=1, groups=lambda model: {"all": model.trainable_variables})
-    logs = fit_arrays(model, norms).history
+    batches = [(X, Y, np.repeat([1.0, 0.0], 4)), (X, Y)]
+    logs = fit_arrays(model, GradientNorms(batches, steps=1)).history
     # Keras divides by the number of rows, whatever their weight. The gradient of 0.5 w^2 is w.
     parts = [g / 2 for g in linear_gradients(model, *HALVES[0])]
     parts = [g + w for g, w in zip(parts, model.get_weights(), strict=True)]
     expected = math.hypot(*map(np.linalg.norm, parts))
-    np.testing.assert_allclose(logs["gradient_norm/all"], [expected], rtol=1e-5)
-    assert logs["gradient_norm/all"] == logs["gradient_norm"]
+    np.testing.assert_allclose(logs["gradient_norm"], [expected], rtol=1e-5)
 
 
 def test_gradients_too_small_for_half_precision():
@@ -91,21 +82,22 @@ def test_gradients_too_small_for_half_precision():
         np.testing.assert_allclose(ops.convert_to_numpy(gradient), -2e-8, rtol=1e-2)
 
 
+def cells():
+    cells = [keras.layers.GRUCell(3) for _ in range(10)]
+    return keras.layers.RNN(cells, return_sequences=True)
+
+
+def stack():
+    return StackedRNN([keras.layers.LSTM(3, return_sequences=True, return_state=True)])
+
+
 @pytest.mark.parametrize(
     ("make", "names"),
     [
         (lambda: TCN(3, 2, depth=2), ["1_block", "2_block"]),
         (lambda: LRU(3, depth=2, return_sequences=True), ["1_cell", "2_cell"]),
-        (
-            lambda: keras.layers.RNN(
-                [keras.layers.GRUCell(3) for _ in range(10)], return_sequences=True
-            ),
-            [f"{i:02}_gru_cell" for i in range(1, 11)],
-        ),
-        (
-            lambda: StackedRNN([keras.layers.LSTM(3, return_sequences=True, return_state=True)]),
-            ["1_lstm_cell"],
-        ),
+        (cells, [f"{i:02}_gru_cell" for i in range(1, 11)]),
+        (stack, ["1_lstm_cell"]),
         (lambda: TrellisLayer(4, 2, output_units=3, name="trellis"), ["1_trellis"]),
     ],
 )
@@ -139,14 +131,7 @@ def test_measuring_gradients_does_not_affect_training():
 
 
 def test_wrong_arguments_of_gradient_norms():
-    with pytest.raises(ValueError, match="`steps` must be positive or None. Received: steps=0"):
+    with pytest.raises(ValueError, match="steps=0"):
         GradientNorms(HALVES, steps=0)
-    with pytest.raises(ValueError, match="received no batches"):
-        fit_arrays(linear_model(), GradientNorms([]))
-    strange = keras.Variable(np.zeros(2), name="strange")
-    for variables, named in (([], r"'a': \[\]"), ([strange], r"'a': \['strange'\]")):
-        norms = GradientNorms(HALVES, groups=lambda model, v=variables: {"a": v})
-        with pytest.raises(ValueError, match=named):
-            fit_arrays(linear_model(), norms)
     with pytest.raises(ValueError, match="built and compiled"):
         LossGradient(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))

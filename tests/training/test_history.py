@@ -64,7 +64,6 @@ def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):
         b"epoch,loss\n0,1\n",
         b"epoch,loss\n1,2,3\n",
         b"epoch,loss\n1,2\n2,3",
-        b"epoch,lo",
         b"",
         b"loss\n1\n",
         b'epoch\n"1\n',
@@ -75,7 +74,4 @@ def test_a_damaged_history_is_named(tmp_path, content):
     path = tmp_path / "history.csv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="history.csv is not a history, or damaged"):
-        read_history(path)
-    path.write_bytes(b"epoch\n\xff\n")
-    with pytest.raises(ValueError, match="history.csv is not text in UTF-8"):
         read_history(path)

@@ -102,25 +102,18 @@ def test_golden_trajectory_from_gradients(case, golden, assert_close):
         assert_close(ops.convert_to_tensor(w), arrays["traj.ax_W_f64"][-1], "optimizer")
 
 
-def momentum_sgd(w, grads, rates, momentum, nesterov):
-    m = np.zeros_like(w)
-    for g, rate in zip(grads, rates, strict=True):
-        m = momentum * m + g
-        w = w - rate * (g + momentum * m if nesterov else m)
-    return w
-
-
 @pytest.mark.float64
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_accumulates_gradients_so_that_a_new_rate_acts_at_once(nesterov, assert_close):
     rng = np.random.default_rng(0)
-    start, grads = rng.normal(size=5), rng.normal(size=(4, 5))
-    rates = [0.5, 0.5, 0.125, 0.125]
-    optimizer, w = SGD(rates[0], momentum=0.875, nesterov=nesterov), variable(start)
-    for g, rate in zip(grads, rates, strict=True):
+    expected, grads = rng.normal(size=5), rng.normal(size=(4, 5))
+    optimizer, w = SGD(0.5, momentum=0.875, nesterov=nesterov), variable(expected)
+    m = np.zeros(5)
+    for g, rate in zip(grads, [0.5, 0.5, 0.125, 0.125], strict=True):
         optimizer.learning_rate = rate
         optimizer.apply([gradient(g)], [w])
-    expected = momentum_sgd(start, grads, rates, 0.875, nesterov)
+        m = 0.875 * m + g
+        expected = expected - rate * (g + 0.875 * m if nesterov else m)
     assert_close(ops.convert_to_tensor(w), expected, "optimizer")
 
 
@@ -207,18 +200,6 @@ def test_gradient_accumulation_clips_the_mean():
     np.testing.assert_allclose(ops.convert_to_numpy(w), [-0.5])
 
 
-def test_mixed_precision_keeps_float32_weights():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
-    inner = Adam(0.01, l2=0.01, clip_norm=0.1)
-    optimizer = keras.optimizers.LossScaleOptimizer(inner)
-    model.compile(optimizer, loss="mse")
-    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
-    before = model.get_weights()[0]
-    model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, verbose=0)
-    after = model.get_weights()[0]
-    assert after.dtype == "float32" and np.isfinite(after).all() and (after != before).any()
-
-
 # ASGD
 
 
@@ -303,16 +284,6 @@ def test_training_from_the_averages_averages_anew():
     assert w() == 6.0  # of 5, 6 and 7
 
 
-@pytest.mark.slow_elsewhere
-def test_gradient_accumulation_averages_over_updates():
-    optimizer = ASGD(1.0, t0=0, gradient_accumulation_steps=2)
-    walk, w = one_weight(optimizer)
-    walk(8)
-    assert w() == 4.0
-    optimizer.use_average()
-    assert w() == 3.0
-
-
 # Arguments and files
 
 
@@ -344,24 +315,22 @@ def test_a_keras_file_keeps_the_optimizer_and_its_state(cls, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cls", "wrong", "named"),
+    ("cls", "wrong"),
     [
-        *[(cls, {"weight_decay": 0.5}, "`weight_decay`. Use `l2`") for cls in CLASSES.values()],
-        (Adam, {"clipnorm": 0.5}, "`clipnorm`. Use `clip_norm`"),
-        (SGD, {"clipvalue": 0.5}, "`clipvalue`. Use `clip_norm`"),
-        (RMSprop, {"global_clipnorm": 0.5}, "`global_clipnorm`. Use `clip_norm`"),
-        (Adam, {"l2": -1.0}, "l2=-1.0"),
-        (Adam, {"clip_norm": 0.0}, "clip_norm=0.0"),
-        (ASGD, {"lambd": -1.0}, "lambd=-1.0"),
-        (ASGD, {"alpha": -0.5}, "alpha=-0.5"),
-        (ASGD, {"t0": -1}, "t0=-1"),
-        (ASGD, {"t0": 1e6}, "t0=1000000.0"),
-        (ASGD, {"use_ema": True}, "does not support `use_ema`"),
-        (ASGD, {"momentum": 0.9}, "does not support `momentum`"),
+        *[(cls, {"weight_decay": 0.5}) for cls in CLASSES.values()],
+        *[(Adam, {name: 0.5}) for name in ("clipnorm", "clipvalue", "global_clipnorm")],
+        (Adam, {"l2": -1.0}),
+        (Adam, {"clip_norm": 0.0}),
+        (ASGD, {"lambd": -1.0}),
+        (ASGD, {"alpha": -0.5}),
+        (ASGD, {"t0": -1}),
+        (ASGD, {"t0": 1e6}),
+        (ASGD, {"use_ema": True}),
+        (ASGD, {"momentum": 0.9}),
     ],
 )
-def test_wrong_arguments(cls, wrong, named):
-    with pytest.raises(ValueError, match=named):
+def test_wrong_arguments(cls, wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}`"):
         cls(0.1, **wrong)
 
 

@@ -1,5 +1,6 @@
 """Training that stops at a lost loss, or at a time limit."""
 
+import itertools
 import math
 import types
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import assert_same, data, fit, make_model, values
+from trellis_keras.data import EpochOrder
 from trellis_keras.training import (
     BestModel,
     Checkpoint,
@@ -17,6 +19,7 @@ from trellis_keras.training import (
     latest,
     restore,
 )
+from trellis_keras.training.checkpoint_files import read_state
 from trellis_keras.training.history import read_history
 from trellis_keras.training.stopping import EpochInterrupted
 
@@ -26,10 +29,11 @@ from trellis_keras.training.stopping import EpochInterrupted
 class Batches(keras.utils.PyDataset):
     """Four batches; `spoil(x, y)` changes the third one of the second epoch."""
 
+    epoch = 0
+
     def __init__(self, spoil=None):
         super().__init__()
         self.spoil = spoil
-        self.epoch = 0
 
     def __len__(self):
         return 4
@@ -44,19 +48,11 @@ class Batches(keras.utils.PyDataset):
 def train(folder, spoil=None, validation=None):
     model, batches = make_model(), Batches(spoil)
     best = BestModel(folder / "best.keras")
-    counting = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: setattr(batches, "epoch", epoch)
-    )
     checkpoint = Checkpoint(folder / "checkpoints", callbacks=[best])
-    callbacks = [StopOnNaN(), counting, HistoryCSV(folder / "history.csv"), best, checkpoint]
-    model.fit(
-        batches,
-        validation_data=validation or data(),
-        epochs=3,
-        shuffle=False,
-        verbose=0,
-        callbacks=callbacks,
-    )
+    history = HistoryCSV(folder / "history.csv")
+    callbacks = [StopOnNaN(), EpochOrder(batches), history, best, checkpoint]
+    options = {"epochs": 3, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    model.fit(batches, validation_data=validation or data(), **options)
     return model
 
 
@@ -99,8 +95,6 @@ def test_a_lost_validation_ends_training_before_anything_is_saved(tmp_path):
 
 # A time limit
 
-CLOCK = "trellis_keras.training.stopping.monotonic"
-
 
 class Clock(keras.callbacks.Callback):
     """A clock that advances in each epoch by its seconds."""
@@ -117,6 +111,13 @@ class Clock(keras.callbacks.Callback):
         self.now += self.seconds[epoch]
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("trellis_keras.training.stopping.monotonic", clock)
+    return clock
+
+
 def epochs_until_stopped(limit, clock, stopped_by_others_after=None):
     """The number of epochs of a loop without a model."""
     limit.set_params({"epochs": len(clock.seconds)})
@@ -127,8 +128,8 @@ def epochs_until_stopped(limit, clock, stopped_by_others_after=None):
         limit.model.stop_training = epoch + 1 == stopped_by_others_after
         limit.on_epoch_end(epoch)
         if limit.model.stop_training:
-            return epoch + 1
-    return len(clock.seconds)
+            break
+    return epoch + 1
 
 
 @pytest.mark.parametrize(
@@ -145,9 +146,8 @@ def epochs_until_stopped(limit, clock, stopped_by_others_after=None):
         (60, 0, [10] * 6, 6),
     ],
 )
-def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected, monkeypatch):
-    clock = Clock(*epochs)
-    monkeypatch.setattr(CLOCK, clock)
+def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected, clock):
+    clock.seconds = epochs
     limit = TimeLimit(seconds)
     clock.now += lost_before
     assert epochs_until_stopped(limit, clock) == expected
@@ -155,10 +155,9 @@ def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected, monkeyp
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(49, 3), (50, 4)])
-def test_another_two_batches_must_fit(seconds, batches, monkeypatch):
+def test_another_two_batches_must_fit(seconds, batches, clock):
     """Of ten seconds each."""
-    clock, saved = Clock(), []
-    monkeypatch.setattr(CLOCK, clock)
+    saved = []
     checkpoint = types.SimpleNamespace(save_within_epoch=lambda: saved.append(clock.now))
     limit = TimeLimit(seconds, checkpoint=checkpoint)
     limit.set_params({"epochs": 1, "steps": 9})
@@ -173,24 +172,26 @@ def test_another_two_batches_must_fit(seconds, batches, monkeypatch):
 
 
 @pytest.mark.parametrize(("epochs", "others"), [([10, 10], 1), ([10], None)])
-def test_finished_training_is_not_stopped(epochs, others, monkeypatch):
-    clock = Clock(*epochs)
-    monkeypatch.setattr(CLOCK, clock)
-    limit = TimeLimit(5)
+def test_finished_training_is_not_stopped(epochs, others, clock):
+    clock.seconds, limit = epochs, TimeLimit(5)
     assert epochs_until_stopped(limit, clock, others) == 1
     assert not limit.stopped
 
 
-def test_training_resumes_after_the_limit(tmp_path, capsys, monkeypatch):
-    clock = Clock(*[10] * 4)
-    monkeypatch.setattr(CLOCK, clock)
-    limit = TimeLimit(20, command="train again")
+def test_training_resumes_after_the_limit(tmp_path, capsys, clock):
+    clock.seconds, limit = [10] * 4, TimeLimit(20, command="train again")
     assert fit(make_model(), 4, clock, Checkpoint(tmp_path), limit, verbose=2).epoch == [0, 1]
-    told = "Stopped by the time limit after 2 of 4 epochs. To resume: train again"
-    assert capsys.readouterr().out.splitlines()[-1] == told
-    assert latest(tmp_path).name == "epoch-0002.npz"
+    assert capsys.readouterr().out.endswith("after 2 of 4 epochs. To resume: train again\n")
+    assert not read_state(tmp_path / "epoch-0002.npz")["stopped"]
     assert fit(make_model(), 3, Checkpoint(tmp_path), limit, verbose=2).epoch == [2]
     assert not limit.stopped and "train again" not in capsys.readouterr().out
-    for seconds in (0, -1, math.nan):
-        with pytest.raises(ValueError, match="`seconds` must be positive. Received: seconds="):
-            TimeLimit(seconds)
+
+
+def test_wrong_limits(tmp_path):
+    with pytest.raises(ValueError, match="seconds=nan"):
+        TimeLimit(math.nan)
+    limit = TimeLimit(9, checkpoint=Checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="TimeLimit"):
+        make_model().fit(
+            (data() for _ in itertools.count()), verbose=0, callbacks=[limit.checkpoint, limit]
+        )

@@ -1,7 +1,6 @@
 """Samples of text and graphs for TensorBoard."""
 
 import math
-import re
 import sys
 import types
 
@@ -14,7 +13,6 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import TextSamples
-from trellis_keras.training.tensorboard import write_graph
 
 CHARACTERS = "\n abcdé"
 
@@ -32,46 +30,33 @@ def test_text_samples_show_what_the_model_writes(tmp_path):
     from keras_nlp.samplers import RandomSampler
 
     model = text_model()
-    samples = TextSamples("ab é", tmp_path, length=120, seed=3)
+    samples = TextSamples("ab é", tmp_path, length=120)
     tokens = np.random.default_rng(0).integers(0, 7, (4, 13))
-    model.fit(
-        tokens[:, :-1], tokens[:, 1:], epochs=2, shuffle=False, verbose=0, callbacks=[samples]
-    )
+    model.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, verbose=0, callbacks=[samples])
     values, _ = read_events(tmp_path)
     assert list(values) == ["sample"] and list(values["sample"]) == [0, 1]
     (shown,) = values["sample"][1].string_val
     prompt = model.vocabulary.encode("ab é", final_eos=False)
-    (ids,) = model.generate(prompt[None], 124, RandomSampler(temperature=0.8), seed=3)
+    (ids,) = model.generate(prompt[None], 124, RandomSampler(temperature=0.8), seed=0)
     before, text = shown.decode().split("\n\nthe model writes\n\n")
     assert before == "After the prompt\n\n    ab é"
     lines = text.split("\n")
     assert all(line.startswith("    ") and len(line) <= 84 for line in lines)
-    expected = model.vocabulary.decode(ids[4:])
-    assert [line[4:].split() for line in lines if line.strip()] == [
-        part.split() for line in expected.splitlines() for part in re.findall(".{1,80}", line)
-        if part.strip()
-    ]  # fmt: skip
+    assert text.split() == model.vocabulary.decode(ids[4:]).split()
 
 
-def test_what_tensorboard_requires(tmp_path, monkeypatch):
-    samples = TextSamples("the ", tmp_path)
-    samples.set_model(types.SimpleNamespace(vocabulary=None))
-    with pytest.raises(ValueError, match="requires a language model with a vocabulary"):
-        samples.on_train_begin()
+def test_what_text_samples_require(tmp_path, monkeypatch):
+    samples = TextSamples("", tmp_path)
+    for model, named in ((types.SimpleNamespace(vocabulary=None), "vocab"), (text_model(), "prom")):
+        samples.set_model(model)
+        with pytest.raises(ValueError, match=named):
+            samples.on_train_begin()
     samples.on_epoch_end(0, {"loss": math.nan})
     assert not list(tmp_path.iterdir())
-    samples = TextSamples("", tmp_path)
-    samples.set_model(text_model())
-    with pytest.raises(ValueError, match="`prompt` must not be empty. Received: prompt=''"):
-        samples.on_train_begin()
-    for wrong in ({"length": 0}, {"temperature": 0}):
-        with pytest.raises(ValueError, match="`length` and `temperature` must be positive"):
-            TextSamples("the ", tmp_path, **wrong)
-    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    with pytest.raises(ValueError, match="Graphs require .*Received: backend='jax'"):
-        write_graph(None, (), tmp_path)
+    with pytest.raises(ValueError, match="length=0"):
+        TextSamples("the ", tmp_path, length=0)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ValueError, match="require TensorFlow, which is not installed"):
+    with pytest.raises(ValueError, match="require TensorFlow"):
         TextSamples("the ", tmp_path)
     monkeypatch.setitem(sys.modules, "keras_nlp", None)
     with pytest.raises(ImportError, match="pip install keras-nlp"):

@@ -35,11 +35,9 @@ class BestModel(keras.callbacks.Callback):
         self.best = math.inf
 
     def get_state(self) -> dict:
-        """Returns the best value so far as a JSON-serializable dict."""
         return {"best": self.best}
 
     def set_state(self, state: dict) -> None:
-        """Restores the result of `get_state`."""
         self.best = state["best"]
 
     def on_train_begin(self, logs: Logs = None) -> None:

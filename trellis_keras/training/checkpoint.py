@@ -17,7 +17,7 @@ from trellis_keras._keras_internals import (
     set_initial_epoch,
 )
 from trellis_keras.files import make_writable, remove_unfinished
-from trellis_keras.layers.checks import check_integer, check_positive, is_integer
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.training.checkpoint_files import (
     KINDS,
     find,
@@ -30,6 +30,7 @@ from trellis_keras.training.checkpoint_files import (
 )
 from trellis_keras.types import Logs
 
+_KEPT = 2  # checkpoints after an epoch
 # Keras' callbacks reset these when training begins, before Checkpoint restores them.
 _KERAS_MEMORY = {
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "wait"),
@@ -39,7 +40,7 @@ _KERAS_MEMORY = {
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves the complete training state after an epoch, and resumes from the newest checkpoint.
+    """Saves the complete training state after each epoch, and resumes from the newest checkpoint.
 
     `keras.callbacks.BackupAndRestore` is not exact: it restores neither random generators nor the
     state of callbacks. With this callback a run that is killed, at any moment and any number of
@@ -51,7 +52,8 @@ class Checkpoint(keras.callbacks.Callback):
       saved: pass `shuffle=False` to `fit` and shuffle in the data set if needed.
 
     A checkpoint contains the model's weights, the optimizer's variables (including iteration and
-    learning rate), the epoch, and the callbacks' states. At the start of every epoch the model's
+    learning rate), the epoch, and the callbacks' states. The last two are kept, so that a damaged
+    checkpoint costs only one epoch. At the start of every epoch the model's
     random generators are seeded from `seed` and the epoch. The states that a stateful layer carries
     between batches are only in checkpoints within an epoch, because `LanguageModel` resets them
     when an epoch starts.
@@ -60,8 +62,7 @@ class Checkpoint(keras.callbacks.Callback):
     receive the remaining batches of that epoch, and stop after it: see `RestOfEpoch`, which
     `run.train` uses.
 
-    A restored state overrides the compiled optimizer. To resume with a different learning rate, set
-    it in a callback.
+    A restored state overrides the compiled optimizer's, learning rate included.
 
     Args:
         directory: Folder of the checkpoints, created if needed.
@@ -69,10 +70,6 @@ class Checkpoint(keras.callbacks.Callback):
         callbacks: Callbacks with state, in the same order whenever the run is resumed: those
             with `get_state() -> dict` and `set_state(dict)`, such as `PlateauDecay`, and Keras'
             `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau`.
-        keep: Positive integer, number of checkpoints to keep. Defaults to `2`, so that a damaged
-            checkpoint costs only one epoch.
-        save_freq: `"epoch"` or the number of epochs between checkpoints. The last epoch is always
-            saved. Defaults to `"epoch"`.
         save_minutes: Positive number, minutes between checkpoints within an epoch. The newest is
             kept until the epoch ends. Defaults to `None`, no checkpoints within an epoch.
 
@@ -81,8 +78,8 @@ class Checkpoint(keras.callbacks.Callback):
             begins, if all checkpoints are damaged, or the newest one belongs to another model,
             optimizer, seed or list of callbacks. After the first epoch, if one of `callbacks` comes
             after this one in the list given to `fit`.
-        FloatingPointError: After an epoch, if a weight is not finite. Nothing is then saved.
-        OSError: After an epoch, if the checkpoint cannot be written. Older ones are kept.
+        FloatingPointError, OSError: After an epoch, if a weight is not finite or the checkpoint
+            cannot be written. Older checkpoints are kept.
 
     Example:
 
@@ -98,25 +95,16 @@ class Checkpoint(keras.callbacks.Callback):
         *,
         seed: int = 0,
         callbacks: Sequence[keras.callbacks.Callback] = (),
-        keep: int = 2,
-        save_freq: str | int = "epoch",
         save_minutes: float | None = None,
     ) -> None:
         super().__init__()
         self.seed = check_integer("seed", seed, minimum=0)
-        (self.keep,) = check_positive(keep=keep)
-        if save_freq != "epoch" and not is_integer(save_freq, minimum=1):
-            raise ValueError(
-                "`save_freq` must be 'epoch' or a positive number of epochs. "
-                f"Received: save_freq={save_freq!r}"
-            )
         if save_minutes is not None and not save_minutes > 0:
             raise ValueError(f"`save_minutes` must be positive. Received: {save_minutes}")
         for callback in callbacks:
             _check_memory(callback)
         self.directory = make_writable(directory)
         self.callbacks = list(callbacks)
-        self.save_freq = 1 if isinstance(save_freq, str) else save_freq
         self.save_minutes = save_minutes
         self._last_saved = None  # (path, callbacks' states)
         self._written = None  # the newest checkpoint of this object
@@ -148,9 +136,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._batches_done = self._batches_before + batch + 1
-        if self.save_minutes is None:
-            return
-        if monotonic() - self._last_time >= 60 * self.save_minutes:
+        minutes = self.save_minutes
+        if minutes is not None and monotonic() - self._last_time >= 60 * minutes:
             self.save_within_epoch()
 
     def save_within_epoch(self) -> None:
@@ -160,9 +147,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._batches_before = 0
-        last = epoch + 1 == self.params["epochs"] or self.model.stop_training
-        if last or (epoch + 1) % self.save_freq == 0:
-            self._save(epoch + 1, logs or {})
+        self._save(epoch + 1, logs or {})
 
     def on_train_end(self, logs: Logs = None) -> None:
         self._check_order()
@@ -187,7 +172,7 @@ class Checkpoint(keras.callbacks.Callback):
         older = [(number, p) for number, p in numbered(self.directory) if number <= (epoch, batch)]
         within = [p for (_, batches), p in older if batches and p != path]
         whole = [p for (_, batches), p in older if not batches]
-        for outdated in [*within, *whole[: -self.keep]]:
+        for outdated in [*within, *whole[:-_KEPT]]:
             outdated.unlink()
         self._last_saved = None if batch else (path, state["callbacks"])
 
@@ -323,17 +308,7 @@ def restore(
 
 
 def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
-    """Sets every random generator of a model from a seed and an epoch.
-
-    Args:
-        model: A model. Generators are found in all its layers, including nested ones.
-        seed: Integer >= 0.
-        epoch: Integer >= 0.
-
-    Example:
-
-    >>> trellis_keras.training.set_seeds(model, seed=0, epoch=3)
-    """
+    """Sets every random generator of a model, nested layers included, from a seed and an epoch."""
     generators = [v for v in _unique(model.variables) if v.name == "seed_generator_state"]
     for index, generator in enumerate(generators):
         (value,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
@@ -378,20 +353,16 @@ def _collect(model, epoch, with_passing=False):
     for kind in KINDS if with_passing else KINDS[:-1]:
         for index, variable in enumerate(_variables(model, kind)):
             array = ops.convert_to_numpy(variable)
-            if kind == "model":
-                _check_finite(variable, array, epoch)
+            if kind == "model" and keras.backend.is_float_dtype(array.dtype.name):
+                # A constant, such as a mask, may be infinite.
+                valid = np.isfinite(array) if variable.trainable else ~np.isnan(array)
+                if not valid.all():
+                    raise FloatingPointError(
+                        f"After epoch {epoch} the weight {variable.path!r} is not finite."
+                    )
             arrays[f"{kind}.{index:05d}"] = array.view(stored_dtype(array.dtype))
             names[kind].append({"path": variable.path, "dtype": array.dtype.name})
     return arrays, names
-
-
-def _check_finite(variable, array, epoch):
-    if not keras.backend.is_float_dtype(array.dtype.name):
-        return
-    # A constant, such as a mask, may be infinite.
-    valid = np.isfinite(array) if variable.trainable else ~np.isnan(array)
-    if not valid.all():
-        raise FloatingPointError(f"After epoch {epoch} the weight {variable.path!r} is not finite.")
 
 
 def _assign(model, kinds, state, arrays, path):
@@ -448,14 +419,13 @@ def _role(kind, path):
 
 def has_memory(callback: keras.callbacks.Callback) -> bool:
     """Returns whether `Checkpoint` can save what a callback remembers."""
-    return hasattr(callback, "get_state") or _memory_attributes(callback) is not None
+    return hasattr(callback, "get_state") or isinstance(callback, tuple(_KERAS_MEMORY))
 
 
 def _check_memory(callback):
     if not has_memory(callback):
         raise ValueError(
-            f"{type(callback).__name__} in `callbacks` has no methods `get_state` and `set_state`. "
-            "Pass only callbacks that have them."
+            f"{type(callback).__name__} in `callbacks` has no methods `get_state` and `set_state`."
         )
     if getattr(callback, "restore_best_weights", False):
         raise ValueError(
@@ -465,10 +435,7 @@ def _check_memory(callback):
 
 
 def _memory_attributes(callback):
-    for kind, names in _KERAS_MEMORY.items():
-        if isinstance(callback, kind):
-            return names
-    return None
+    return next(names for kind, names in _KERAS_MEMORY.items() if isinstance(callback, kind))
 
 
 def _get_memory(callback):

@@ -37,43 +37,26 @@ _FIELDS = {
 
 
 def progress(directory: str | PathLike) -> tuple[int, int]:
-    """Returns the numbers of finished epochs, and of batches of the next epoch, in a checkpoint.
-
-    It reads the newest checkpoint in a folder.
-
-    Args:
-        directory: The folder given to `Checkpoint`.
-
-    Raises:
-        ValueError: If all checkpoints are damaged.
-    """
+    """Returns the numbers of finished epochs, and of batches of the next, in the `latest` one."""
     path = latest(directory)
     return (0, 0) if path is None else _number(path)
 
 
 def latest(directory: str | PathLike) -> Path | None:
-    """Returns the newest undamaged checkpoint.
+    """Returns the newest undamaged checkpoint in a folder of `Checkpoint`, or `None` without any.
 
-    Args:
-        directory: The folder given to `Checkpoint`.
-
-    Returns:
-        Its path, or `None` if there is no checkpoint. A warning names newer ones that are damaged.
+    A warning names newer ones that are damaged.
 
     Raises:
         ValueError: If all checkpoints are damaged.
-
-    Example:
-
-    >>> path = trellis_keras.training.latest("run/checkpoints")
     """
     damaged = []
     for _, path in reversed(numbered(Path(directory).expanduser())):
-        error = _damage(path)
-        if error is None:
-            return path
-        warnings.warn(f"Checkpoint {path} is damaged ({error}). Trying an older one.", stacklevel=2)
-        damaged.append(f"{path.name} ({error})")
+        try:
+            return _undamaged(path)
+        except ValueError as error:
+            warnings.warn(f"{error}. Trying an older one.", stacklevel=2)
+            damaged.append(path.name)
     if damaged:
         raise ValueError(
             f"All checkpoints in {str(directory)!r} are damaged: {', '.join(damaged)}. Restore a "
@@ -90,23 +73,20 @@ def find(path: str | PathLike) -> Path:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        if damage := _damage(path):
-            raise ValueError(f"Checkpoint {path} is damaged: {damage}") from damage
-        return path
+        return _undamaged(path)
     newest = latest(path)
     if newest is None:
         raise ValueError(f"There is no checkpoint in {str(path)!r}.")
     return newest
 
 
-def _damage(path):
-    """Returns the error of a damaged archive, or None."""
+def _undamaged(path):
     try:
         with reading(path):
             check_archive(path)
     except ValueError as error:
-        return error
-    return None
+        raise ValueError(f"Checkpoint {path} is damaged: {error}") from error
+    return path
 
 
 def numbered(directory: Path) -> list[tuple[tuple[int, int], Path]]:
@@ -124,11 +104,7 @@ def _number(path):
 
 
 def read_state(path: str | PathLike) -> dict[str, Any]:
-    """Returns the state in a checkpoint (epoch, logs, callbacks) without reading its variables.
-
-    Raises:
-        ValueError: If the file is not a checkpoint of this version.
-    """
+    """Returns the state in a checkpoint (epoch, logs, callbacks) without reading its variables."""
     return read(path, ("state",))[0]
 
 

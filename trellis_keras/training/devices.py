@@ -48,12 +48,10 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
         )
     import jax
 
+    address = None if is_automatic else coordinator
     try:
         jax.distributed.initialize(
-            None if is_automatic else coordinator,
-            processes,
-            process,
-            heartbeat_timeout_seconds=_HEARTBEAT,
+            address, processes, process, heartbeat_timeout_seconds=_HEARTBEAT
         )
     except ValueError as error:
         raise ValueError(f"JAX does not recognize this process's launcher: {error}") from error
@@ -67,13 +65,14 @@ def end_at_once() -> None:
     error = sys.exception()
     jax = sys.modules.get("jax")
     is_joined = jax is not None and jax.distributed.is_initialized()
-    if not is_joined or isinstance(error, SystemExit) and not error.code:
+    status = error.code if isinstance(error, SystemExit) else 1
+    if not is_joined or not status:
         return
     if not isinstance(error, SystemExit):
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+    os._exit(status if isinstance(status, int) else 1)
 
 
 def process_count() -> int:
@@ -115,7 +114,7 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
     Args:
         devices: Positive integer, number of devices on this machine. `None` means one device, or,
             with several processes, all devices of each.
-        batch_size: Positive integer, rows per batch, a multiple of the number of devices.
+        batch_size: Positive integer, rows per batch.
 
     Yields:
         The context to build the model in.
@@ -167,30 +166,25 @@ def _names():
 
 
 class OwnRows(keras.utils.PyDataset):
-    """This process's share of the rows of every batch.
-
-    Args:
-        stream: `PyDataset` of batches, the same in all processes.
-    """
+    """This process's share of the rows of every batch of a stream, the same in all processes."""
 
     def __init__(self, stream: keras.utils.PyDataset) -> None:
         super().__init__()
         self.stream = stream
-        self._part = process_index(), process_count()
 
     def __len__(self) -> int:
         return len(self.stream)
 
     def __getitem__(self, index: int) -> tuple:
-        number, processes = self._part
         batch = self.stream[index]
-        rows = len(batch[0]) // processes
-        return tuple(part[number * rows : (number + 1) * rows] for part in batch)
+        rows = len(batch[0]) // process_count()
+        own = slice(process_index() * rows, (process_index() + 1) * rows)
+        return tuple(part[own] for part in batch)
 
     def on_epoch_end(self) -> None:
         self.stream.on_epoch_end()
 
 
 def own_rows(stream: keras.utils.PyDataset) -> keras.utils.PyDataset:
-    """Returns this process's share of a stream, or the stream itself if there is one process."""
+    """Returns `OwnRows`, or the stream itself if there is one process."""
     return stream if process_count() == 1 else OwnRows(stream)

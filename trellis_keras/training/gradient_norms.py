@@ -1,14 +1,15 @@
 """Norms of the gradient in each layer."""
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_streams.protocol import at_least_float32, without_carried_states
 from trellis_keras._keras_internals import direct_layers, own_trainable_variables
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.gradients import compiled, with_gradient
 from trellis_keras.types import Logs, Tensor
@@ -24,18 +25,13 @@ class GradientNorms(keras.callbacks.Callback):
     while the weights change.) Training is not affected: its random numbers, metrics and carried
     states are the same as without this callback.
 
-    It adds `gradient_norm`, over all trainable variables, and `gradient_norm/<group>` to the logs.
-    Place callbacks that write logs after this one.
+    It adds `gradient_norm`, over all trainable variables, and `gradient_norm/<group>` to the logs,
+    for the groups of `layer_groups`. Place callbacks that write logs after this one.
 
     Args:
-        batches: A `keras.utils.PyDataset`, or a list of (x, y) or (x, y, sample_weight).
+        batches: A `keras.utils.PyDataset`, or a list of (x, y) or (x, y, sample_weight), not
+            empty.
         steps: Positive integer, number of batches to use. Defaults to `None`, all of them.
-        groups: Callable that takes the model and returns {name: list of trainable variables}.
-            Defaults to `layer_groups`: blocks, layers or cells.
-
-    Raises:
-        ValueError: If `steps` is not positive; when training begins, if a group is empty or
-            contains a non-trainable variable; after the first epoch, if there are no batches.
 
     Example:
 
@@ -45,35 +41,28 @@ class GradientNorms(keras.callbacks.Callback):
     2
     """
 
-    def __init__(
-        self,
-        batches: Iterable,
-        *,
-        steps: int | None = None,
-        groups: Callable[[keras.Model], dict[str, list]] | None = None,
-    ) -> None:
+    def __init__(self, batches: Any, *, steps: int | None = None) -> None:
         super().__init__()
-        if steps is not None and steps < 1:
-            raise ValueError(f"`steps` must be positive or None. Received: steps={steps}")
+        if steps is not None:
+            check_positive(steps=steps)
         self.batches = batches
         self.steps = steps
-        self.groups = layer_groups if groups is None else groups
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._gradient = LossGradient(self.model)
-        self._indices = _group_indices(self.groups(self.model), self.model)
+        index = {id(v): i for i, v in enumerate(self.model.trainable_variables)}
+        self._indices = {
+            name: [index[id(v)] for v in variables]
+            for name, variables in layer_groups(self.model).items()
+        }
         # Runs out of memory now, if at all, before an epoch's work can be lost.
-        for batch in itertools.islice(_each(self.batches), 1):
-            self._gradient(batch)
+        self._gradient(self.batches[0])
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        count, total = 0, None
-        for batch in itertools.islice(_each(self.batches), self.steps):
-            gradient = self._gradient(batch)
-            total = gradient if total is None else list(map(ops.add, total, gradient))
-            count += 1
-        if total is None:
-            raise ValueError("GradientNorms received no batches.")
+        count = min(len(self.batches), self.steps or len(self.batches))
+        total = self._gradient(self.batches[0])
+        for index in range(1, count):
+            total = list(map(ops.add, total, self._gradient(self.batches[index])))
         logs["gradient_norm"] = _norm(total) / count
         for name, indices in self._indices.items():
             logs[f"gradient_norm/{name}"] = _norm([total[i] for i in indices]) / count
@@ -84,12 +73,6 @@ def layer_groups(model: keras.Model) -> dict[str, list]:
 
     These are the blocks of a TCN, the layers of a stack, or the cells of a deep cell: the parts of
     the first layer that has more than one, searching inwards from the backbone (or the model).
-
-    Args:
-        model: A built model.
-
-    Returns:
-        A dict {name: trainable variables}, in order.
 
     Example:
 
@@ -171,31 +154,11 @@ class LossGradient:
         # Assignments to variables stay in the scope.
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
             x, y, sample_weight = batch
-            inputs = x
-            if isinstance(self.model, BackboneModel):
-                inputs = self.model.loss_inputs(x, y, sample_weight)
+            has_backbone = isinstance(self.model, BackboneModel)
+            inputs = self.model.loss_inputs(*batch) if has_backbone else x
             y_pred = self.model(inputs, training=True)
             loss = self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
             return loss * ops.cast(scale, loss.dtype)
-
-
-def _group_indices(groups, model):
-    """Returns {name: indices into the model's trainable variables}."""
-    index = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
-    for name, variables in groups.items():
-        wrong = [v.path for v in variables if id(v) not in index]
-        if wrong or not variables:
-            raise ValueError(
-                "`groups` must return lists of trainable variables of the model. "
-                f"Received: {name!r}: {wrong or []}"
-            )
-    return {name: [index[id(v)] for v in variables] for name, variables in groups.items()}
-
-
-def _each(batches):
-    if isinstance(batches, keras.utils.PyDataset):
-        return (batches[i] for i in range(len(batches)))
-    return iter(batches)
 
 
 def _norm(gradients):

@@ -155,18 +155,12 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
     at step s = 1, 2, ... Keras' Adam adds epsilon to sqrt(v), before the bias correction.
 
     Args:
-        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
-            without arguments that returns the rate. Defaults to `0.001`.
+        learning_rate: As in `SGD`. Defaults to `0.001`.
         beta_1: Float, decay rate of the first moment. Defaults to `0.9`.
         beta_2: Float, decay rate of the second moment. Defaults to `0.999`.
         epsilon: Float, added to the corrected root of the second moment. Defaults to `1e-8`.
         amsgrad: Boolean, whether to divide by the largest v so far. Defaults to `False`.
-        l2: Float, coefficient of the L2 term, as in `SGD`. Defaults to `0.0`.
-        clip_norm: Float or `None`, global norm to clip to, as in `SGD`. Defaults to `None`.
-        **kwargs: As in `SGD`.
-
-    Raises:
-        ValueError: As in `SGD`.
+        l2, clip_norm, **kwargs: As in `SGD`.
 
     Example:
 
@@ -226,20 +220,14 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
     Optimizer of the copying memory task of the TCN paper (Bai et al., 2018, Table 2).
 
     Args:
-        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
-            without arguments that returns the rate. Defaults to `0.01`.
+        learning_rate: As in `SGD`. Defaults to `0.01`.
         rho: Float, decay rate of the mean square. Defaults to `0.99`.
         momentum: Float >= 0. Unlike in Keras, it accumulates scaled gradients, not steps. Defaults
             to `0.0`.
         epsilon: Float, added to the root of the mean square. Defaults to `1e-8`.
         centered: Boolean, whether to subtract the squared mean of the gradient from the mean
             square. Defaults to `False`.
-        l2: Float, coefficient of the L2 term, as in `SGD`. Defaults to `0.0`.
-        clip_norm: Float or `None`, global norm to clip to, as in `SGD`. Defaults to `None`.
-        **kwargs: As in `SGD`.
-
-    Raises:
-        ValueError: As in `SGD`.
+        l2, clip_norm, **kwargs: As in `SGD`.
 
     Example:
 
@@ -304,15 +292,13 @@ class ASGD(SGD):
     Merity et al. (2018).
 
     Args:
-        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
-            without arguments that returns the rate. Defaults to `0.01`.
+        learning_rate: As in `SGD`. Defaults to `0.01`.
         lambd: Float, decay of weights and learning rate. Defaults to `0.0`, as in the word-level
             programs; PyTorch's default is 1e-4.
         alpha: Float, power of the learning rate's decay. Defaults to `0.75`.
         t0: Integer, the step after which averaging starts. Defaults to `None`: it starts when
             `start_averaging` is called, and until then this is `SGD`.
-        l2: Float, coefficient of the L2 term, as in `SGD`. Defaults to `0.0`.
-        clip_norm: Float or `None`, global norm to clip to, as in `SGD`. Defaults to `None`.
+        l2, clip_norm: As in `SGD`.
         **kwargs: `name`, `loss_scale_factor` and `gradient_accumulation_steps` as in
             `keras.optimizers.Optimizer`.
 
@@ -358,10 +344,8 @@ class ASGD(SGD):
         self._swapped = self._step_variable(-1, "swapped")
 
     def _step_variable(self, value, name):
-        initializer = keras.initializers.Constant(value)
-        return self.add_variable(
-            (), initializer, dtype="int", aggregation="only_first_replica", name=name
-        )
+        options = {"dtype": "int", "aggregation": "only_first_replica", "name": name}
+        return self.add_variable((), keras.initializers.Constant(value), **options)
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:

@@ -22,13 +22,11 @@ class _Saved:
     """Mixed into callbacks that have an attribute for each argument of the constructor."""
 
     def get_config(self) -> dict:
-        """Returns the arguments of the constructor as JSON values."""
         config = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
 
     @classmethod
     def from_config(cls, config: dict) -> "_Saved":
-        """Returns the callback with the result of `get_config`."""
         return cls(**config)
 
 
@@ -47,11 +45,9 @@ class _Monitor(_Saved, keras.callbacks.Callback):
         self._values = []
 
     def get_state(self) -> dict:
-        """Returns the remembered values as a JSON-serializable dict."""
         return {"values": list(self._values)}
 
     def set_state(self, state: dict) -> None:
-        """Restores the result of `get_state`."""
         self._values = [_nan_to_inf(value) for value in state["values"]]
 
     def _read(self, logs):
@@ -64,15 +60,9 @@ class _Monitor(_Saved, keras.callbacks.Callback):
         value = float(logs[self.monitor])
         return value if self.mode == "min" else -value
 
-    def _worse_than_earlier_best(self, value, or_equal=False):
-        """Compares with the best value before the last `window` epochs."""
-        earlier = self._values[: -self.window]
-        return bool(earlier) and _is_above(value, min(earlier), or_equal)
-
-    def _worse_than_last_worst(self, value, or_equal=False):
-        """Compares with the worst value of the last `window` epochs."""
-        last = self._values[-self.window :]
-        return len(last) == self.window and _is_above(value, max(last), or_equal)
+    def _earlier_best(self):
+        """The best value before the last `window` epochs; NaN, above which is nothing, at first."""
+        return min(self._values[: -self.window], default=math.nan)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -151,17 +141,18 @@ class PlateauDecay(_Monitor):
         value = self._read(logs or {})
         rate = float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
         logs["learning_rate"] = rate
-        if self._is_plateau(value):
+        if self.rule == "best_before":
+            reference = self._earlier_best()
+        else:
+            last = self._values[-self.window :]
+            reference = max(last) if len(last) == self.window else math.nan
+        is_plateau = value > reference if self.strict else value >= reference
+        if is_plateau:
             decayed = min(rate, max(rate * self.factor, self.min_lr))
             if self.verbose and decayed < rate:
                 print(f"\nEpoch {epoch + 1}: PlateauDecay sets the learning rate to {decayed:g}.")
             self.model.optimizer.learning_rate = decayed
         self._values.append(_nan_to_inf(value))
-
-    def _is_plateau(self, value):
-        if self.rule == "best_before":
-            return self._worse_than_earlier_best(value, or_equal=not self.strict)
-        return self._worse_than_last_worst(value, or_equal=not self.strict)
 
 
 # Both schedules multiply the current rate, which `Checkpoint` saves with the optimizer, so they
@@ -232,10 +223,9 @@ class ExponentialDecay(_Saved, keras.callbacks.LearningRateScheduler):
 class ASGDSwitch(_Monitor):
     """Starts averaging the weights when a metric has stopped improving.
 
-    This is the non-monotonic trigger of Merity et al. (2018): the value is worse than the best of
-    all epochs before the last `window`. It is the plateau of `PlateauDecay(rule="best_before")`,
-    which this callback replaces in the word-level TrellisNet program (Bai et al., 2019): the
-    learning rate stays constant.
+    This is the non-monotonic trigger of Merity et al. (2018), the plateau of
+    `PlateauDecay(rule="best_before")`, which this callback replaces in the word-level TrellisNet
+    program (Bai et al., 2019): the learning rate stays constant.
 
     From the next epoch on, the `ASGD` optimizer averages the weights. The model holds the
     averages during validation and after each epoch, so that other callbacks evaluate and save
@@ -287,7 +277,7 @@ class ASGDSwitch(_Monitor):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not self._optimizer.has_start:
             value = self._read(logs or {})
-            if self._worse_than_earlier_best(value):
+            if value > self._earlier_best():
                 self._optimizer.start_averaging()
                 if self.verbose:
                     print(f"\nEpoch {epoch + 1}: ASGDSwitch starts averaging the weights.")
@@ -363,10 +353,6 @@ class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
             self.best: float = (logs or {}).get(self.monitor, self.best)
 
 
-def _is_above(value, reference, or_equal):
-    return value >= reference if or_equal else value > reference
-
-
 def _nan_to_inf(value):
     """NaN compares as worst."""
     return math.inf if math.isnan(value) else value
@@ -382,10 +368,10 @@ class GrowingDepth(_Saved, keras.callbacks.Callback):
     """Trains a TrellisNet with fewer levels for some epochs, then with all of them.
 
     All levels of a TrellisNet share their weights, so a shallower network trains the same weights
-    at a fraction of the cost. (Bai, Kolter & Koltun 2019, Deep Equilibrium Models, also start with
-    few weight-tied levels.) Its receptive field is shorter, so the last epochs, with all levels,
-    teach the network to use its whole context. Validation has the depth of the epoch. Auxiliary
-    outputs that the shallower network has are trained throughout.
+    at a fraction of the cost, as in Deep Equilibrium Models (Bai, Kolter & Koltun 2019). Its
+    receptive field is shorter, so the last epochs, with all levels, teach the network to use its
+    whole context. Validation has the depth of the epoch. Auxiliary outputs that the shallower
+    network has are trained throughout.
 
     Args:
         depth: Positive integer, number of levels in the first epochs.

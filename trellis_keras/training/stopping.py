@@ -58,13 +58,13 @@ class StopOnNaN(keras.callbacks.Callback):
 
 
 class _Longest:
-    """The longest of several times, without the first one, which includes compilation."""
+    """The longest of several times; the first one, which includes compilation, only if alone."""
 
     def __init__(self):
         self._count = 0
 
     def add(self, seconds):
-        """Counts a time, and returns the longest one (the first one, if it is the only one)."""
+        """Counts a time, and returns the longest one."""
         self._count += 1
         self._seconds = seconds if self._count <= 2 else max(self._seconds, seconds)
         return self._seconds
@@ -73,10 +73,9 @@ class _Longest:
 class TimeLimit(keras.callbacks.Callback):
     """Stops training before a time limit, after an epoch or within one.
 
-    Keras has no such callback. For batch queues and notebooks with limited time: a later process
-    resumes from the last checkpoint. The time counts from the construction of this callback, so
-    construct it before the data and the model. Training stops after an epoch if another one would
-    exceed the limit; an epoch is expected to take as long as the longest one of this `fit`,
+    For batch queues and notebooks: a later process resumes from the last checkpoint. The time
+    counts from the construction of this callback. Training stops after an epoch if another one
+    would exceed the limit; an epoch is expected to take as long as the longest one of this `fit`,
     including validation and other callbacks. The first one, which includes compilation, counts only
     until the second has ended. At least one epoch is trained.
 
@@ -87,8 +86,7 @@ class TimeLimit(keras.callbacks.Callback):
 
     Args:
         seconds: Positive number, the limit in seconds.
-        checkpoint: The `Checkpoint` of the same `fit`, for its `save_within_epoch`. Defaults to
-            `None`.
+        checkpoint: The `Checkpoint` of the same `fit`. Defaults to `None`.
         command: String, the command that resumes training, for the final message. Defaults to
             `None`.
 

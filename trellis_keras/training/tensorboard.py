@@ -11,7 +11,12 @@ import keras
 import numpy as np
 
 from keras_streams.protocol import without_carried_states
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.types import Logs
+
+# Draws from all tokens: with top-k or top-p a weak model does not leave a run of spaces.
+_TEMPERATURE = 0.8
+_SEED = 0
 
 
 class TextSamples(keras.callbacks.Callback):
@@ -27,12 +32,9 @@ class TextSamples(keras.callbacks.Callback):
         prompt: String, or integers, the token ids of the prompt.
         directory: Folder for TensorBoard's logs.
         length: Positive integer, number of tokens to generate. Defaults to `200`.
-        seed: Integer, seed of the sampler. Defaults to `0`.
-        temperature: Positive float, temperature of the sampler, which draws from all tokens: with
-            top-k or top-p a weak model does not leave a run of spaces. Defaults to `0.8`.
 
     Raises:
-        ValueError: If an argument is out of range or TensorFlow is not installed; when training
+        ValueError: If `length` is out of range or TensorFlow is not installed; when training
             begins, if the model has no vocabulary or does not stream, or the prompt is empty.
         ImportError: If Keras-NLP is not installed.
 
@@ -42,20 +44,10 @@ class TextSamples(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        prompt: str | Sequence[int],
-        directory: str | PathLike,
-        *,
-        length: int = 200,
-        seed: int = 0,
-        temperature: float = 0.8,
+        self, prompt: str | Sequence[int], directory: str | PathLike, *, length: int = 200
     ) -> None:
         super().__init__()
-        if length < 1 or temperature <= 0:
-            raise ValueError(
-                "`length` and `temperature` must be positive. "
-                f"Received: length={length}, temperature={temperature}"
-            )
+        check_positive(length=length)
         try:
             from keras_nlp import samplers
         except ImportError as error:
@@ -63,11 +55,10 @@ class TextSamples(keras.callbacks.Callback):
                 "TextSamples requires Keras-NLP. Install it with `pip install keras-nlp`."
             ) from error
         self.prompt = prompt
-        self.directory = directory
         self.length = length
-        self.seed = seed
-        self._sampler = samplers.RandomSampler(temperature=temperature)
-        self._description = f"Random sampling, temperature {temperature:g}, seed {seed}."
+        self._sampler = samplers.RandomSampler(temperature=_TEMPERATURE)
+        self._directory = directory
+        self._writer: Any = None
         _summary()
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -84,21 +75,21 @@ class TextSamples(keras.callbacks.Callback):
         if not len(ids):
             raise ValueError(f"`prompt` must not be empty. Received: prompt={self.prompt!r}")
         self._ids = np.asarray(ids, "int32")[None]
-        self._writer: Any = None
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not math.isfinite((logs or {}).get("loss", 0.0)):
             return
         if self._writer is None:
-            self._writer = summary_writer(self.directory)
+            self._writer = summary_writer(self._directory)
         with self._writer.as_default(step=epoch):
-            _summary().text("sample", self._markdown(), description=self._description)
+            description = f"Random sampling, temperature {_TEMPERATURE:g}, seed {_SEED}."
+            _summary().text("sample", self._markdown(), description=description)
         self._writer.flush()
 
     def _markdown(self):
         prompt_length = self._ids.shape[1]
         (ids,) = self.model.generate(
-            self._ids, prompt_length + self.length, sampler=self._sampler, seed=self.seed
+            self._ids, prompt_length + self.length, sampler=self._sampler, seed=_SEED
         )
         decode = self.model.vocabulary.decode
         prompt, added = decode(ids[:prompt_length]), decode(ids[prompt_length:])
@@ -117,25 +108,19 @@ def _code(text):
 
 
 def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) -> None:
-    """Writes the TensorFlow graph of a model's forward pass for TensorBoard.
+    """Writes the TensorFlow graph of a built model's forward pass for TensorBoard.
 
     `keras.callbacks.TensorBoard(write_graph=True)` does not support subclassed models.
 
     Args:
-        model: A built model.
+        model: A built model, on the TensorFlow backend.
         batch: (x, ...), an example batch. The graph accepts any batch size.
         directory: Folder for TensorBoard's logs.
-
-    Raises:
-        ValueError: If the backend is not TensorFlow.
 
     Example:
 
     >>> write_graph(model, train[0], "run/tensorboard")
     """
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise ValueError(f"Graphs require the TensorFlow backend. Received: backend={backend!r}")
     import tensorflow as tf
 
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
