@@ -233,22 +233,17 @@ def test_to_dense(weight_norm, floatx):
         return ops.sum(ops.square(dense(x))), None
 
     _, gradients, _ = value_and_gradients(loss, dense.trainable_variables)
-    found = {
-        v.path: np.asarray(g) for v, g in zip(dense.trainable_variables, gradients, strict=True)
-    }
-    for kernel, old in (
-        (dense.kernel, layer.kernel),
-        (dense.recurrent_kernel, layer.recurrent_kernel),
-    ):
+    paths = [v.path for v in dense.trainable_variables]
+    found = dict(zip(paths, map(np.asarray, gradients), strict=True))
+    for name in ("kernel", "recurrent_kernel"):
+        kernel, old = getattr(dense, name), getattr(layer, name)
         moved = found[kernel.kernel.path] != 0
         if weight_norm:
             moved |= found[kernel.gain.path] != 0
         connected = np.asarray(old.apply_connections(ops.ones(old.kernel.shape))) != 0
         assert np.any(moved & ~connected)
-    with pytest.raises(ValueError, match='needs a layer with `kernel_structure="mixed_group"`'):
+    with pytest.raises(ValueError, match="kernel_structure='dense'"):
         to_dense(dense)
-    unbuilt = TrellisLayer(4, 3, kernel_structure="mixed_group", groups=[4])
-    assert not to_dense(unbuilt).built
 
 
 @pytest.mark.both_backends(slow=True)
@@ -276,8 +271,6 @@ def test_a_dense_kernel_is_an_rnn_only_where_all_else_is_zero():
     dense.recurrent_kernel.kernel.assign(kernel)
     with pytest.raises(ValueError, match="Received: 1 nonzero weights elsewhere"):
         to_rnn(dense)
-    with pytest.raises(ValueError, match="Received: .* nonzero weights elsewhere"):
-        to_rnn(built(TrellisLayer(4, 6, cell="gru")))
 
 
 # Layers that are refused
@@ -297,34 +290,24 @@ class OwnCell(layers.LSTMCell):
     pass
 
 
-def convolutional():
-    layer = layers.ConvLSTM1D(2, 2, return_sequences=True)
-    layer.build((None, None, 4, CHANNELS))
-    return layer
-
-
 NOT_AN_RNN = [
-    (
-        lambda: built(layers.Bidirectional(layers.LSTM(3, return_sequences=True))),
-        "A Bidirectional layer reads the future",
-    ),
-    (lambda: lstm(go_backwards=True), "go_backwards=True reads the future"),
-    (lambda: lstm(stateful=True), "one state between training and validation"),
-    (lambda: lstm(dropout=0.1), "Dropout within a stack.*'dropout': 0.1"),
+    (lambda: built(layers.Bidirectional(layers.LSTM(3, return_sequences=True))), "Bidirectional"),
+    (lambda: lstm(go_backwards=True), "go_backwards=True"),
+    (lambda: lstm(stateful=True), "stateful=True"),
+    (lambda: lstm(dropout=0.1), "'dropout': 0.1"),
     (lambda: lstm(activation="relu"), "activation='relu'"),
     (lambda: lstm(recurrent_activation="hard_sigmoid"), "recurrent_activation='hard_sigmoid'"),
-    (lambda: lstm(layer=layers.GRU, reset_after=False), r"product U\(r \* h\)"),
+    (lambda: lstm(layer=layers.GRU, reset_after=False), "reset_after=False"),
     (lambda: layers.LSTM(3), "is not built"),
-    (lambda: lstm(layer=OwnLSTM), r"Received: own_lstm.* \(OwnLSTM\)"),
+    (lambda: lstm(layer=OwnLSTM), r"\(OwnLSTM\)"),
     (lambda: built(layers.RNN(OwnCell(3), return_sequences=True)), r"\(OwnCell\)"),
-    (convolutional, r"\(ConvLSTM1D\)"),
     (lambda: layers.Dense(3), r"\(Dense\)"),
     (lambda: [], "an empty stack"),
-    (lambda: [lstm(return_sequences=False), lstm(channels=3)], "return_sequences=False below anot"),
-    (lambda: [lstm(layer=layers.GRU), lstm(channels=3)], r"same kind.*\['GRUCell', 'LSTMCell'\]"),
-    (lambda: [lstm(), lstm(channels=3, dtype="mixed_bfloat16")], "same dtype policy.*mixed_bfloat"),
+    (lambda: [lstm(return_sequences=False), lstm(channels=3)], "return_sequences=False"),
+    (lambda: [lstm(layer=layers.GRU), lstm(channels=3)], r"\['GRUCell', 'LSTMCell'\]"),
+    (lambda: [lstm(), lstm(channels=3, dtype="mixed_bfloat16")], "same dtype policy"),
     (lambda: [lstm(channels=3), lstm(channels=2)], "reads 2 channels, above"),
-    (lambda: [lstm(), layers.Dropout(0.25), lstm(channels=3)], "Dropout within a stack.*rate=0.25"),
+    (lambda: [lstm(), layers.Dropout(0.25), lstm(channels=3)], "rate=0.25"),
     (lambda: [lstm(), StackedRNN([layers.LSTM(3, **STATES)])], r"\(StackedRNN\)"),
 ]
 
@@ -333,8 +316,6 @@ NOT_AN_RNN = [
 def test_layers_that_are_not_of_equation_4(make, message):
     with pytest.raises(ValueError, match=message):
         to_trellis(make(), 5)
-    with pytest.raises(ValueError, match="`truncation` must be a positive integer"):
-        to_trellis(lstm(), 2.0)
 
 
 CONVERTED = {
@@ -369,12 +350,13 @@ def test_other_things_that_are_not_an_rnn():
     class OwnGates(RNNGates):
         pass
 
+    with pytest.raises(ValueError, match="`truncation`"):
+        to_trellis(lstm(), 2.0)
     with pytest.raises(ValueError, match="no recurrent layer for this gated activation"):
         to_rnn(built(TrellisLayer(5, 6, cell=OwnGates(5), **CONVERTED)))
-    with pytest.raises(ValueError, match="is not built"):
-        to_rnn(TrellisLayer(5, 6, **CONVERTED))
-    with pytest.raises(ValueError, match="needs a TrellisLayer"):
-        to_rnn(lstm())
+    for wrong in (TrellisLayer(5, 6, **CONVERTED), lstm()):
+        with pytest.raises(ValueError, match="needs a built TrellisLayer"):
+            to_rnn(wrong)
     for name, wrong in (("kernel_structure", "dense"), ("group_starts", [1, 1])):
         with pytest.raises(ValueError, match=name):
             TruncatedRNN(5, 6, **CONVERTED | {name: wrong})
@@ -516,14 +498,13 @@ def test_the_rows_of_a_stateful_stack_are_kept():
 def test_what_was_adapted_to_data_is_copied(kind):
     normalization = layers.Normalization()
     normalization.adapt(noise(2, 6, CHANNELS) * 4 + 50)
-    x = keras.Input((None, CHANNELS))
+    inputs, x = keras.Input((None, CHANNELS)), noise(2, M, CHANNELS) * 4 + 50
     if kind == "functional":
-        model = keras.Model(x, layers.LSTM(4)(normalization(x)))
+        model = keras.Model(inputs, layers.LSTM(4)(normalization(inputs)))
     else:
-        model = keras.Sequential([x, normalization, layers.LSTM(4)])
+        model = keras.Sequential([inputs, normalization, layers.LSTM(4)])
     if kind == "backbone":
         model = built(SequenceClassifier(model, 3))
-    x = noise(2, M, CHANNELS) * 4 + 50
     trellis = to_trellis(model, M)
     assert_same(trellis(x), model(x))
     assert_same(to_dense(trellis)(x), model(x))
@@ -564,9 +545,9 @@ def between(layer):
 
 def residual():
     x = keras.Input((None, CHANNELS))
-    lower, upper = layers.LSTM(4, return_sequences=True), layers.LSTM(4, return_sequences=True)
+    lower, upper = lstms()
     low = lower(x)
-    return keras.Model(x, layers.Add()([low, upper(low)]))
+    return keras.Model(x, layers.Concatenate()([low, upper(low)]))
 
 
 def twice():
@@ -580,30 +561,26 @@ def with_initial_state():
     return keras.Model([x, h, c], layers.LSTM(4)(x, initial_state=[h, c]))
 
 
-def sequence(layer, recurrent=None):
-    recurrent = lstms() if recurrent is None else recurrent
-    return keras.Sequential([keras.Input((None, CHANNELS)), layer, *recurrent])
+def sequence(*parts):
+    return keras.Sequential([keras.Input((None, CHANNELS)), *parts])
 
 
-def subclassed():
-    class Own(keras.Model):
-        def call(self, x):
-            return x
-
-    return built(Own())
+class Own(keras.Model):
+    def call(self, x):
+        return x
 
 
 NOT_ONE_STACK = [
-    (lambda: between(layers.Dense(4)), "below the top is read by dense"),
-    (lambda: between(layers.Dropout(0.5)), "below the top is read by dropout"),
-    (residual, "below the top is read by add"),
+    (lambda: between(layers.Dense(4)), "read by dense"),
+    (lambda: between(layers.Dropout(0.5)), "read by dropout"),
+    (residual, "read by concatenate"),
     (twice, "called more than once"),
-    (with_initial_state, "neither initial_state nor"),
-    (lambda: sequence(layers.Masking()), "Masks cannot be converted"),
-    (lambda: sequence(layers.Dense(3), recurrent=()), "must have recurrent layers"),
-    (subclassed, "can be converted. Convert the list"),
+    (with_initial_state, "initial_state"),
+    (lambda: sequence(layers.Masking(), *lstms()), "Masks cannot be converted"),
+    (lambda: sequence(layers.Dense(3)), "must have recurrent layers"),
+    (lambda: built(Own()), "can be converted"),
     (lambda: keras.Sequential(lstms()), "is not built"),
-    (lambda: built(SequenceClassifier(layers.GlobalMaxPooling1D(), 3)), "are supported .Eq. 4"),
+    (lambda: built(SequenceClassifier(layers.GlobalMaxPooling1D(), 3)), "are supported"),
 ]
 
 
@@ -614,5 +591,5 @@ def test_models_without_one_stack(make, message):
 
 
 def test_a_model_without_mixed_group_layers():
-    with pytest.raises(ValueError, match="must have a TrellisLayer with kernel_structure"):
+    with pytest.raises(ValueError, match="kernel_structure"):
         to_dense(sequential())

@@ -6,7 +6,6 @@ import re
 import sys
 
 import keras
-import numpy as np
 import pytest
 
 from tests.support.processes import ROOT
@@ -81,14 +80,6 @@ def test_the_example(tmp_path, monkeypatch):
     assert [step for step, _ in curves["TrellisNet, dense"]] == [2, 3, 4]
     assert len({value for _, value in curves["TrellisNet, dense"]}) == 3
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_windows_as_long_as_the_text_are_no_truncation():
-    model = warm_start.make_lstm(TINY, 9)
-    tokens = np.random.default_rng(0).integers(0, 9, 8)
-    np.testing.assert_allclose(
-        warm_start.bits_of_windows(model, tokens, 7), warm_start.bits(model, tokens), rtol=1e-5
-    )
 
 
 def test_errors_with_and_without_start_levels(monkeypatch):

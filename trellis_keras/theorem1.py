@@ -2,8 +2,7 @@
 
 `to_trellis` converts a stack of Keras' recurrent layers to a TrellisNet that computes the same
 function, truncated to M steps; `to_dense` makes its kernels dense, for training in the larger
-space; `to_rnn` converts it back to recurrent layers. All three take layers; the first two also take
-whole models.
+space; `to_rnn` converts it back to recurrent layers. docs/theorem1.md explains the construction.
 
 A stack of L layers becomes a TrellisNet with kernel size 2, M + L - 1 levels, and L groups of
 channels, one per layer. With K_j, U_j, b_j the kernel, recurrent kernel and bias of layer j, each
@@ -12,16 +11,8 @@ block of gates has the kernels (Eq. 5)
     past tap of Wh = diag(U_1, ..., U_L)        current tap of Wx = (K_1, 0, ..., 0)
     current tap of Wh = K_2, ..., K_L, each from group j - 1 to group j
 
-If level j holds states that started at step t - j + i (Eq. 6), level j + 1 holds
-
-    h^{(i)}_{t,s} = g(U_i h^{(i)}_{t-1,s} + K_i h^{(i-1)}_{t,s} + b_i),  s = t - j - 1 + i
-
-with h^{(0)} = x: one step of layer i (Eqs. 4, 7 to 10). For LSTMs g is the gated activation of
-Eq. (12), and the groups of c advance with those of h (Eq. 14).
-
-The proof needs h^{(i)}_{t,t'} = 0 for t' > t, which follows from g(0) = 0. Biases break this: below
-level i, before its RNN starts, group i would hold states g(b_i).
-`TrellisLayer(group_starts=[1, ..., L])` therefore keeps it at zero there.
+The proof needs states of zero before an RNN starts, which follows from g(0) = 0 without biases.
+With biases `TrellisLayer(group_starts=[1, ..., L])` keeps group i at zero below level i.
 """
 
 import copy
@@ -86,10 +77,7 @@ def to_trellis(
 
     Raises:
         ValueError: `truncation` is below 1, layers are not built, or they are not an RNN of the
-            form of Eq. (4): Bidirectional, go_backwards, return_sequences=False below another
-            layer, other layers within the stack, masks, dropout within the stack, other
-            activations, a GRU with reset_after=False, layers of several kinds, Keras'
-            stateful=True.
+            form of Eq. (4); the message names the reason.
 
     Example:
 
@@ -142,9 +130,9 @@ def _truncated_rnn(layers, truncation, **options):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class TruncatedRNN(TrellisLayer):
-    """A `TrellisLayer` that computes an M-truncated RNN (Bai et al. 2019, Theorem 1).
+    """The result of `to_trellis`: a `TrellisLayer` that computes an M-truncated RNN.
 
-    `to_trellis` returns it. At level j and step t it holds
+    At level j and step t it holds
 
         z_t^{(j)} = [h^{(1)}_{t,t-j+1}, h^{(2)}_{t,t-j+2}, ..., h^{(L)}_{t,t-j+L}]    (Eq. 6)
 
@@ -168,15 +156,12 @@ class TruncatedRNN(TrellisLayer):
     Call arguments:
         initial_state: The RNN's states, [h], or [h, c] for LSTMs, each (batch, units) with the
             concatenated channels of all layers, bottom layer first. Defaults to zeros, or to the
-            carried states of a stateful layer.
-
-    Returns:
-        As in `TrellisLayer`; states are laid out as in `initial_state`.
+            carried states of a stateful layer. Returned states are laid out in the same way.
 
     Raises:
-        ValueError: As in `TrellisLayer`; if the structure is not that of Theorem 1; or if, with
-            initial states, a segment has more than `truncation` steps. (TensorFlow raises its own
-            error in a function compiled for any length.)
+        ValueError: If the structure is not that of Theorem 1; or if, with initial states, a segment
+            has more than `truncation` steps. (TensorFlow raises its own error in a function
+            compiled for any length.)
 
     Example: an LSTM over two segments, connected by its carried states.
 
@@ -192,11 +177,7 @@ class TruncatedRNN(TrellisLayer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.kernel_structure != "mixed_group":
-            raise ValueError(
-                'A truncated RNN has the kernels of Eq. (5): kernel_structure="mixed_group". '
-                f"Received: kernel_structure={self.kernel_structure!r}"
-            )
+        _check_arguments(self, kernel_structure=(self.kernel_structure, "mixed_group"))
         _check_structure(self)
 
     @property
@@ -228,9 +209,9 @@ class TruncatedRNN(TrellisLayer):
         if has_states and time is not None and time > self.truncation:
             raise ValueError(
                 "With initial states, this layer computes an RNN over segments of at most "
-                f"truncation={self.truncation} steps (TrellisNet, appendix B.1): later steps do "
-                "not see these states. Split the sequence into shorter segments, or convert with "
-                f"a larger truncation. Received: {time} steps"
+                f"truncation={self.truncation} steps (TrellisNet, appendix B.1). Split the "
+                "sequence, or convert with a larger truncation. "
+                f"Received: {time} steps"
             )
 
     def _checked_when_run(self, inputs):
@@ -271,9 +252,8 @@ def _check_arguments(layer, **arguments):
 def to_dense(model_or_layer: keras.Model | TrellisLayer) -> Any:
     """Returns the same function with dense kernels, for training in the larger space.
 
-    This is the paper's step from an RNN to a TrellisNet (Bai et al. 2019, section 4.2): the kernels
-    are equal, but all their weights are trainable. Start levels are kept. A compiled model is
-    recompiled with a new optimizer.
+    This is the paper's step from an RNN to a TrellisNet (Bai et al. 2019, section 4.2): all weights
+    are trainable. Start levels are kept. A compiled model is recompiled with a new optimizer.
 
     Args:
         model_or_layer: `TrellisLayer` with `kernel_structure="mixed_group"`, such as the result of
@@ -395,10 +375,8 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
     >>> np.allclose(again(x), gru(x), atol=1e-6)
     True
     """
-    if not isinstance(trellis, TrellisLayer):
-        raise ValueError(f"`to_rnn` needs a TrellisLayer. Received: {trellis!r}")
-    if not trellis.built:
-        raise ValueError(f"{trellis.name} is not built, so it has no weights to convert.")
+    if not isinstance(trellis, TrellisLayer) or not trellis.built:
+        raise ValueError(f"`to_rnn` needs a built TrellisLayer. Received: {trellis!r}")
     kind = next((kind for kind in _KINDS if type(trellis.cell) is kind.gates), None)
     if kind is None:
         raise ValueError(
@@ -457,11 +435,7 @@ def _join(weights):
 
 
 def _split(weights, widths):
-    """Inverts `_join`.
-
-    Raises:
-        ValueError: There are weights other than those of Eq. (5).
-    """
+    """Inverts `_join`. There must be no weights other than those of Eq. (5)."""
     groups = _slices(widths)
     kernels = [weights.kernel[1][..., groups[0]]]
     for below, group in zip(groups, groups[1:], strict=False):
@@ -559,11 +533,7 @@ _ACTIVATIONS = {
 
 
 def _check_stack(layers):
-    """Returns the `_Kind` and the cells of a list of layers, the bottom one first.
-
-    Raises:
-        ValueError: A layer is not part of an RNN of the form of Eq. (4).
-    """
+    """Returns the `_Kind` and the cells of a list of layers, the bottom one first."""
     if not layers:
         raise ValueError("There is no recurrent layer to convert. Received: an empty stack.")
     for layer in layers:
@@ -612,10 +582,10 @@ def _why_not(layer, is_top):
     """Returns why a layer cannot be converted, or None."""
     if isinstance(layer, DROPOUTS):
         return _no_dropout(f"rate={layer.rate}")
-    if isinstance(layer, keras.layers.Bidirectional):
+    if isinstance(layer, keras.layers.Bidirectional) or getattr(layer, "go_backwards", False):
         return (
-            "A Bidirectional layer reads the future: its outputs depend on all later inputs, "
-            "whereas those of a TrellisNet depend only on earlier ones."
+            "A layer that is Bidirectional or has go_backwards=True reads the future: its outputs "
+            "depend on later inputs, those of a TrellisNet only on earlier ones."
         )
     if type(layer) not in _LAYERS:
         return (
@@ -624,31 +594,23 @@ def _why_not(layer, is_top):
         )
     if not layer.built:
         return "The layer is not built, so it has no weights to convert: build it or call it first."
-    if layer.go_backwards:
-        return (
-            "A layer with go_backwards=True reads the future: its outputs depend on later inputs, "
-            "whereas those of a TrellisNet depend only on earlier ones."
-        )
     if layer.stateful:
         return (
-            "Keras' stateful=True shares one state between training and validation, whereas a "
-            "TrellisLayer keeps separate states. Wrap stateless layers in "
-            "layers.StackedRNN(..., stateful=True), which also keeps separate states."
+            "Keras' stateful=True shares one state between training and validation. Wrap stateless "
+            "layers in layers.StackedRNN(..., stateful=True), which keeps separate states."
         )
     if not layer.return_sequences and not is_top:
         return (
-            "A layer with return_sequences=False below another layer passes on only its last step, "
-            "but every layer of Eq. (4) reads all steps of the layer below. Set "
-            "return_sequences=True."
+            "A layer below another one must have return_sequences=True: every layer of Eq. (4) "
+            "reads all steps of the layer below. It has return_sequences=False."
         )
     return None
 
 
 def _no_dropout(received):
     return (
-        "Dropout within a stack cannot be converted: a TrellisNet has one mask for all its levels, "
-        "an RNN one mask per step or sequence (appendix B.1). Set the rates to 0 first, which does "
-        f"not change inference. Here: {received}."
+        "Dropout within a stack cannot be converted: a TrellisNet has one mask for all its levels "
+        f"(appendix B.1). Set the rates to 0, which does not change inference. Here: {received}."
     )
 
 
@@ -678,15 +640,15 @@ def _check_cell(cell):
         found = getattr(cell, name, expected)
         if found is not expected:
             raise ValueError(
-                "The gated activations of a TrellisLayer have tanh and sigmoid, so the cells must "
-                f'have activation="tanh" and recurrent_activation="sigmoid". Received: {name}='
-                f"{keras.activations.serialize(found)!r} in {received}"
+                'The cells must have activation="tanh" and recurrent_activation="sigmoid", as a '
+                f"TrellisLayer has. Received: {name}={keras.activations.serialize(found)!r} in "
+                f"{received}"
             )
     if not getattr(cell, "reset_after", True):
         raise ValueError(
             "A GRU with reset_after=False does not have the form of Eq. (4): its reset gate "
-            "multiplies the state before the matrix product U(r * h), so the gated activation "
-            "would contain a product. Train it with reset_after=True (Keras' default). "
+            "multiplies the state before the matrix product U(r * h). Train it with "
+            "reset_after=True (Keras' default). "
             f"Received: {received}"
         )
 
@@ -700,9 +662,6 @@ def _convert_model(model, convert):
     Args:
         model: Built `keras.Sequential`, functional model, or model of `trellis_keras.models`.
         convert: Function from a list of layers, or a backbone, to the layer that replaces them.
-
-    Raises:
-        ValueError: The model is of another kind, or does not have exactly one recurrent stack.
     """
     if not model.built:
         raise ValueError(f"{model.name} is not built, so it has no weights to convert.")
@@ -810,8 +769,7 @@ def _recurrent_layers(model):
         if any(x.dtype == "bool" for x in read):
             raise ValueError(
                 "Masks cannot be converted: an RNN skips masked steps, whereas a TrellisNet sees "
-                "zero states there. Remove the Masking layer or mask_zero=True: with padding after "
-                "the sequences, the outputs before the padding stay the same. "
+                "zero states there. Remove the Masking layer or mask_zero=True. "
                 f"Received: {layer.name}, which reads a mask"
             )
         if len(read) > 1 or getattr(layer, "return_state", False):
