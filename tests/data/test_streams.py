@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from trellis_keras.data import EpochOrder, PianoRollStream, SequenceStream, TokenStream
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
-START = 10_000
 
 
 @st.composite
@@ -27,7 +26,7 @@ def token_streams(draw, target_counting):
         most_rows = n // (context_length + 2)
     batch_size = draw(st.integers(1, most_rows))
     return TokenStream(
-        np.arange(n), batch_size, sequence_length, context_length, stateful, target_counting, START
+        np.arange(n), batch_size, sequence_length, context_length, stateful, target_counting
     )
 
 
@@ -46,12 +45,11 @@ def test_every_target_counts_once_and_has_its_true_context(stream):
             # The inputs up to this position are the text before the target.
             end = stream.context_length + k + 1
             context = np.arange(target - end, target)
-            np.testing.assert_array_equal(x[b, :end], np.where(context < 0, START, context))
+            np.testing.assert_array_equal(x[b, :end], np.maximum(context, 0))
         # Padding holds tokens of the text.
-        assert np.all((x < stream.targets_counted) | (x == START))
+        assert np.all((x >= 0) & (x < stream.targets_counted))
         assert np.all((y >= 1) & (y <= stream.targets_counted))
     assert sorted(counted) == list(range(1, stream.targets_counted + 1))
-    assert stream.targets_skipped == 0
 
 
 def test_stateful_rows_are_read_without_gaps():
@@ -68,12 +66,6 @@ def test_stateful_rows_are_read_without_gaps():
     np.testing.assert_array_equal(np.sort(y[weight == 1]), np.arange(1, n))
 
 
-def test_a_text_shorter_than_one_batch_is_one_padded_batch():
-    ((_, y, weight),) = TokenStream(np.arange(2_000), 250, 50, stateful=True)
-    assert weight.shape == (250, 50)
-    np.testing.assert_array_equal(y[weight == 1], np.arange(1, 2_000))
-
-
 @settings(deadline=None, max_examples=100)
 @given(token_streams("original"))
 def test_original_counting(stream):
@@ -86,8 +78,7 @@ def test_original_counting(stream):
         assert np.all(counts) or i == len(stream) - 1
         counted += y[counts].tolist()
     # All targets inside a row except the first `context_length`.
-    n = stream.targets_counted + stream.targets_skipped + 1
-    length = n // stream.batch_size
+    length = len(stream._tokens) // stream.batch_size
     firsts = range(0, stream.batch_size * length, length)
     inside = range(1 + stream.context_length, length)
     assert sorted(counted) == [first + t for first in firsts for t in inside]
@@ -128,20 +119,15 @@ def test_batches_of_a_memory_map_read_only_their_part(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"sequence_length": 0}, "`sequence_length` must be a positive integer.*_length=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 20}, "at most the number of targets, 19: .*batch_size=20"),
-        ({"context_length": 4}, "smaller than `sequence.*context_length=4, sequence_length=4"),
-        ({"stateful": True, "context_length": 2}, "must be 0. Received: context_length=2"),
-        ({"target_counting": "exact"}, r"\('all', 'original'\). Received: .*'exact'"),
-        ({"start_token": -1}, "start_token=-1"),
-        ({"tokens": np.zeros(20, "float32")}, "integers.*float32"),
-        ({"tokens": np.zeros((5, 4), "int32")}, r"rank 1.*shape \(5, 4\)"),
-        ({"tokens": np.zeros(1, "int32"), "batch_size": 1}, "at least 2 tokens. Received: 1"),
-        (
-            {"target_counting": "original", "batch_size": 7, "context_length": 1},
-            "more than context_length . 1 = 2 tokens.* 20 tokens in batch_size=7 rows, 2 in each",
-        ),
+        ({"sequence_length": 0}, "sequence_length=0"),
+        ({"batch_size": 20}, "batch_size=20"),
+        ({"context_length": 4}, "context_length=4"),
+        ({"stateful": True, "context_length": 2}, "context_length=2"),
+        ({"target_counting": "exact"}, "target_counting='exact'"),
+        ({"tokens": np.zeros(20, "float32")}, "`tokens`.*float32"),
+        ({"tokens": np.zeros((5, 4), "int32")}, "`tokens`.*rank 1"),
+        ({"tokens": np.zeros(1, "int32"), "batch_size": 1}, "at least 2 tokens"),
+        ({"target_counting": "original", "batch_size": 7, "context_length": 1}, "batch_size=7"),
     ],
 )
 def test_bad_token_stream(arguments, message):
@@ -247,12 +233,12 @@ def test_weights_of_examples_and_padding_multiply():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"x": np.zeros((3, 2))}, r"same number of examples.*\(3, 2\) and \(4,\)"),
+        ({"x": np.zeros((3, 2))}, "same number of examples"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "at least one example"),
-        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
-        ({"seed": -1}, "`seed` must be an integer >= 0"),
-        ({"weight": np.ones(3)}, r"`weight` must have the shape.*\(3,\)"),
-        ({"weight": np.array([1, 0, 1, 0])}, r"needs a nonzero weight.*example 1 \(2 in"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"seed": -1}, "`seed`"),
+        ({"weight": np.ones(3)}, "`weight`"),
+        ({"weight": np.array([1, 0, 1, 0])}, "example 1"),
     ],
 )
 def test_bad_sequence_stream(arguments, message):
@@ -274,16 +260,15 @@ def test_index_outside_the_stream(stream):
 @given(
     st.lists(st.integers(2, 40), min_size=1, max_size=12),
     st.integers(1, 5),
-    st.integers(1, 70),
     st.booleans(),
 )
-def test_every_frame_counts_once_after_its_past(frames, batch_size, buckets, shuffle):
+def test_every_frame_counts_once_after_its_past(frames, batch_size, shuffle):
     rolls = [np.zeros((n, 88), dtype="uint8") for n in frames]
     for number, roll in enumerate(rolls):
         # Every frame spells its piece and its place.
         roll[:, :6] = [[number >> k & 1 for k in range(6)]]
         roll[np.arange(len(roll)), 6 + np.arange(len(roll))] = 1
-    stream = PianoRollStream(rolls, batch_size, buckets, shuffle=shuffle)
+    stream = PianoRollStream(rolls, batch_size, shuffle=shuffle)
     counted = []
     for x, y, weight in stream:
         assert x.shape == y.shape == (*weight.shape, 88)
@@ -298,7 +283,7 @@ def test_every_frame_counts_once_after_its_past(frames, batch_size, buckets, shu
             counted.append(number)
     assert sorted(counted) == list(range(len(frames)))
     assert sum(weight.sum() for _, _, weight in stream) == stream.frames_counted
-    assert len(stream.lengths) <= buckets
+    assert len(stream.lengths) <= 4
     assert stream.lengths[-1] == max(frames) - 1
 
 
@@ -328,7 +313,6 @@ def test_rolls_are_transposed_and_lose_notes():
 
 def test_rolls_share_batches_by_length():
     rolls = [np.zeros((steps + 1, 88)) for steps in (2, 3, 5, 16)]
-    assert PianoRollStream(rolls, 2, buckets=1).lengths == (16,)
     stream = PianoRollStream(rolls, 2)  # 16, 8, 4, 2
     assert stream.lengths == (2, 4, 8, 16)
     assert [x.shape[1] for x, _, _ in stream] == [2, 4, 8, 16]
@@ -336,7 +320,7 @@ def test_rolls_share_batches_by_length():
 
 def test_batches_of_several_lengths_train_under_xla():
     rolls = [np.zeros((frames, 88)) for frames in (20, 20, 20, 20, 20, 5, 5)]
-    stream = PianoRollStream(rolls, 2, buckets=3, shuffle=True)
+    stream = PianoRollStream(rolls, 2, shuffle=True)
     assert stream.lengths == (5, 19)
     # TensorFlow takes the shapes of the first two batches for all.
     for stream.epoch in range(5):
@@ -348,21 +332,18 @@ def test_batches_of_several_lengths_train_under_xla():
 
 
 @pytest.mark.parametrize(
-    "roll, message",
+    "rolls, message",
     [
-        (np.zeros((5, 87)), r"Piano roll 1 must have the shape \(frames, 88\).*\(5, 87\)"),
-        (np.full((5, 88), 2), "only 0 and 1. Received: 2"),
-        (np.full((5, 88), np.nan), "only 0 and 1. Received: nan"),
-        (np.zeros((1, 88)), "Piano roll 1 needs at least 2 frames.*Received: 1"),
+        ([np.zeros((4, 88)), np.zeros((5, 87))], r"Piano roll 1.*\(5, 87\)"),
+        ([np.full((5, 88), 2)], "only 0 and 1. Received: 2"),
+        ([np.full((5, 88), np.nan)], "only 0 and 1. Received: nan"),
+        ([np.zeros((1, 88))], "at least 2 frames"),
+        ([], "at least one piano roll"),
     ],
 )
-def test_bad_piano_rolls(roll, message):
+def test_bad_piano_rolls(rolls, message):
     with pytest.raises(ValueError, match=message):
-        PianoRollStream([np.zeros((4, 88)), roll], 2)
-    with pytest.raises(ValueError, match="at least one piano roll"):
-        PianoRollStream([], 2)
-    with pytest.raises(ValueError, match="`buckets` must be a positive integer"):
-        PianoRollStream([np.zeros((4, 88))], 2, buckets=0)
+        PianoRollStream(rolls, 2)
 
 
 def test_each_epoch_has_an_order_of_its_own_without_a_callback():

@@ -18,25 +18,20 @@ from trellis_keras.training import latest
 from trellis_keras.zoo import read_recipe, run
 
 # Gradient descent: Adam does not see a gradient that is twice too large. The last rows of the text
-# have fewer targets.
-TEXT = {"optimizer": "sgd", "learning_rate": 2.0, "batch_size": 4, "epochs": 2}
-TEXT |= {"sequence_length": 12, "context_length": 4, "data": "text"}
+# have fewer targets. Replicas on TensorFlow draw masks of their own: no dropout.
+TEXT = {"optimizer": "sgd", "learning_rate": 2.0, "batch_size": 4, "epochs": 2, "data": "text"}
+SMALL = {"depth": 2, "filters": 8, "embedding_dim": 8, "dropout": 0.0, "input_dropout": 0.0}
 TRELLIS = {"depth": 3, "hidden_units": 8, "embedding_dim": 8, "aux_every": 1, "aux_weight": 0.1}
-# Replicas on TensorFlow draw masks of their own.
-NO_DROPOUT = {"dropout": 0.0, "input_dropout": 0.0}
+OVERLAPPING = {"sequence_length": 12, "context_length": 4}
+CARRIED = {"sequence_length": 8, "context_length": 0, "stateful": True}
 # Of 71 examples the last batch has 3: two rows here, one there.
 ADDING = {"T": 8, "depth": 2, "filters": 3, "batch_size": 4, "learning_rate": 0.1, "epochs": 2}
+ADDING |= {"optimizer": "sgd", "data_options": {"train": 71, "valid": 8, "test": 8}}
 CASES = {
-    "trellisnet": ("trellisnet_char", TEXT | TRELLIS),
-    "carried history": (
-        "trellisnet_char",
-        TEXT | TRELLIS | {"stateful": True, "sequence_length": 8, "context_length": 0},
-    ),
-    "tcn": ("tcn_ptb", TEXT | {"depth": 2, "filters": 8, "embedding_dim": 8, **NO_DROPOUT}),
-    "adding": (
-        "tcn_adding",
-        ADDING | {"optimizer": "sgd", "data_options": {"train": 71, "valid": 8, "test": 8}},
-    ),
+    "trellisnet": ("trellisnet_char", TEXT | TRELLIS | OVERLAPPING),
+    "carried history": ("trellisnet_char", TEXT | TRELLIS | CARRIED),
+    "tcn": ("tcn_ptb", TEXT | OVERLAPPING | SMALL),
+    "adding": ("tcn_adding", ADDING),
 }
 
 
@@ -110,20 +105,11 @@ def test_two_devices(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "backend"),
-    [
-        ("trellisnet", "jax"),
-        ("trellisnet", "tensorflow"),
-        ("carried history", "jax"),
-        ("tcn", "jax"),
-        ("tcn", "tensorflow"),
-        ("adding", "jax"),
-        ("adding", "tensorflow"),
-    ],
-)
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+@pytest.mark.parametrize("case", CASES)
 def test_the_second_epoch_on_two_devices(case, backend, tmp_path):
-    check_devices(case, backend, tmp_path, devices=(1, 2))
+    if (case, backend) != ("carried history", "tensorflow"):
+        check_devices(case, backend, tmp_path, devices=(1, 2))
 
 
 # Several processes

@@ -23,26 +23,6 @@ CASES = (
 )
 
 
-class Linear(keras.Model):
-    """X W^T + b with the layout of the fixtures: W is (out, in)."""
-
-    def __init__(self, w, b):
-        super().__init__()
-        self.w = self.add_weight(shape=w.shape, initializer="zeros", name="w")
-        self.b = self.add_weight(shape=b.shape, initializer="zeros", name="b")
-        self.w.assign(w)
-        self.b.assign(b)
-        self.built = True
-
-    def call(self, x):
-        return ops.add(ops.matmul(x, ops.transpose(self.w)), self.b)
-
-
-def mean_square(y, prediction):
-    """Keras' "mse" takes its third part in float32 on JAX."""
-    return ops.sum(ops.square(y - prediction), axis=-1) / prediction.shape[-1]
-
-
 def variable(value, name="w"):
     return keras.Variable(np.asarray(value), dtype=keras.config.floatx(), name=name)
 
@@ -63,26 +43,6 @@ def weights_at(arrays, step):
     """The fixture's weights after a step, and the averages if there are any."""
     names = ["W", "b"] + [name for name in ("ax_W", "ax_b") if f"traj.{name}_f64" in arrays]
     return {name: arrays[f"traj.{name}_f64"][step] for name in names}
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize(
-    ("case", "jit_compile"),
-    [("optim_sgd_wd_clip", True), ("optim_adam_l2", False), ("optim_asgd_wd", True)],
-)
-def test_golden_trajectory_in_fit(case, jit_compile, golden, assert_close, floatx):
-    arrays = golden(case)
-    model = Linear(arrays["param0.W"], arrays["param0.b"])
-    optimizer = optimizer_of(arrays["meta"])
-    model.compile(optimizer, loss=mean_square, jit_compile=jit_compile)
-    x, y = (arrays[name].astype(floatx) for name in ("in.X", "in.Y"))
-    for step in range(arrays["meta"]["steps"]):
-        model.fit(x, y, batch_size=len(x), shuffle=False, verbose=0)
-        ours = [model.w, model.b, *getattr(optimizer, "_averages", ())]
-        for weight, (name, expected) in zip(ours, weights_at(arrays, step).items(), strict=True):
-            assert_close(ops.convert_to_tensor(weight), expected, "optimizer", f"{name} {step}")
-    slots = [v for v in optimizer.variables if "int" not in str(v.dtype)]
-    assert {keras.backend.standardize_dtype(v.dtype) for v in slots} == {floatx}
 
 
 @pytest.mark.float64

@@ -10,7 +10,7 @@ import numpy as np
 from trellis_keras.layers.checks import check_integer
 
 PIANO_KEYS = 88
-TARGET_COUNTING = ("all", "original")
+_LENGTHS = 4  # different lengths of batches of piano rolls
 
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -56,11 +56,7 @@ class TokenStream(keras.utils.PyDataset):
             text, even at the start of a row.
             `"original"` follows the TrellisNet authors' code, for comparison. It omits the tokens
             that do not fill `batch_size` rows, the targets that lie in the next row, and the first
-            `context_length` targets of every row: `targets_skipped` in total.
-        start_token: Integer, the token read before the start of the text. Defaults to 0.
-
-    Raises:
-        ValueError: If an argument is invalid.
+            `context_length` targets of every row.
 
     Example:
 
@@ -82,7 +78,6 @@ class TokenStream(keras.utils.PyDataset):
         context_length: int = 0,
         stateful: bool = False,
         target_counting: str = "all",
-        start_token: int = 0,
     ):
         super().__init__()
         self._tokens = _check_tokens(tokens)
@@ -91,7 +86,6 @@ class TokenStream(keras.utils.PyDataset):
         self.context_length = check_integer("context_length", context_length, 0)
         self.stateful = bool(stateful)
         self.target_counting = target_counting
-        self._start_token = check_integer("start_token", start_token, 0)
         self._check_arguments()
         # The tokens of a row, and its scored positions: [first, end).
         if target_counting == "all":
@@ -124,11 +118,6 @@ class TokenStream(keras.utils.PyDataset):
             return len(self._tokens) - 1
         return self.batch_size * (self._end - self._first)
 
-    @property
-    def targets_skipped(self) -> int:
-        """Number of targets in the text that no batch counts."""
-        return len(self._tokens) - 1 - self.targets_counted
-
     def __len__(self) -> int:
         return -(-(self._end - self._first) // self.output_length)
 
@@ -141,15 +130,15 @@ class TokenStream(keras.utils.PyDataset):
         last = len(self._tokens) - 2  # the last token that has a target
         inside = np.clip(places, 0, last)  # padding has weight 0: any token will do
         x = self._tokens[inside].astype("int32")
-        x[places < 0] = self._start_token
+        x[places < 0] = 0  # read before the start of the text
         y = self._tokens[inside[:, self.context_length :] + 1].astype("int32")
         counts = (positions < self._end) & (places <= last)
         return x, y, counts[:, self.context_length :].astype("float32")
 
     def _check_arguments(self):
-        if self.target_counting not in TARGET_COUNTING:
+        if self.target_counting not in ("all", "original"):
             raise ValueError(
-                f"`target_counting` must be one of {TARGET_COUNTING}. "
+                "`target_counting` must be 'all' or 'original'. "
                 f"Received: target_counting={self.target_counting!r}"
             )
         if self.stateful and self.context_length:
@@ -175,7 +164,8 @@ class ExampleStream(keras.utils.PyDataset):
     """Batches of separate examples, in an order determined by seed and epoch.
 
     Examples in a group have the same shape and share batches. The last batch of a group is padded
-    with examples of weight 0. A subclass implements `_batch`.
+    with examples of weight 0. A subclass implements `_batch(group, rows, counts)`, which returns
+    the batch of the examples `rows`; `counts` is 0 for padding examples.
     """
 
     def __init__(self, groups, batch_size, seed, shuffle):
@@ -204,12 +194,6 @@ class ExampleStream(keras.utils.PyDataset):
         group, rows = plan[index]
         counts = (np.arange(self.batch_size) < len(rows)).astype("float32")
         return self._batch(group, np.resize(rows, self.batch_size), counts)
-
-    def _batch(self, group, rows, counts):
-        """Returns the batch of the examples `rows`; `counts` is 0 for padding examples."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define `_batch(group, rows, counts)`."
-        )
 
     def _plan(self, epoch):
         """Returns the batches of an epoch as a list of (index of the group, its examples)."""
@@ -249,9 +233,6 @@ class SequenceStream(ExampleStream):
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
         augment: Function `(x, generator)` that returns augmented inputs of a batch, using a
             `numpy.random.Generator` seeded by seed, epoch and batch. Defaults to `None`.
-
-    Raises:
-        ValueError: If an argument is invalid.
 
     Example:
 
@@ -305,7 +286,7 @@ class PianoRollStream(ExampleStream):
     it, and a weighted mean over all batches is the mean over all frames.
 
     Rolls of similar length share a batch. The length of a batch is that of the longest roll, or
-    half of it, or a quarter, ...: at most `buckets` lengths, each of which XLA compiles once.
+    half of it, a quarter or an eighth: at most four lengths, each of which XLA compiles once.
     Order and epochs are as in `SequenceStream`. Transpositions and dropped notes differ for each
     roll and epoch in the same way.
 
@@ -313,7 +294,6 @@ class PianoRollStream(ExampleStream):
         rolls: Sequence of arrays of shape `(frames, 88)` with values 0 and 1, at least 2 frames
             each.
         batch_size: Positive integer, number of rolls in a batch.
-        buckets: Positive integer, number of different lengths. Defaults to 4.
         seed: Nonnegative integer, determines the order. Defaults to 0.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
         transpose: Float in [0, 1], probability of transposing a roll by -6 to 5 semitones. Notes
@@ -321,31 +301,24 @@ class PianoRollStream(ExampleStream):
         note_dropout: Float in [0, 1), rate at which individual notes of `x` are dropped; `y` keeps
             them. Defaults to 0.
 
-    Raises:
-        ValueError: If an argument is invalid.
-
     Example:
 
-    >>> rolls = [np.eye(frames, 88) for frames in (4, 9)]
-    >>> x, y, weight = PianoRollStream(rolls, batch_size=2, buckets=1)[0]
+    >>> rolls = [np.eye(frames, 88) for frames in (8, 9)]
+    >>> x, y, weight = PianoRollStream(rolls, batch_size=2)[0]
     >>> x.shape, weight.sum(axis=1)
-    ((2, 8, 88), array([3., 8.], dtype=float32))
+    ((2, 8, 88), array([7., 8.], dtype=float32))
     """
 
     def __init__(
         self,
         rolls: Sequence[np.ndarray],
         batch_size: int,
-        buckets: int = 4,
         seed: int = 0,
         shuffle: bool = False,
         transpose: float = 0.0,
         note_dropout: float = 0.0,
     ):
-        if not len(rolls):
-            raise ValueError("`rolls` needs at least one piano roll. Received: none")
-        for i, roll in enumerate(rolls):
-            check_piano_roll(roll, f"Piano roll {i}")
+        _check_rolls(rolls)
         if not 0 <= transpose <= 1:
             raise ValueError(f"`transpose` must be in [0, 1]. Received: transpose={transpose}")
         if not 0 <= note_dropout < 1:
@@ -355,9 +328,7 @@ class PianoRollStream(ExampleStream):
         self._transpose, self._note_dropout = transpose, note_dropout
         self._rolls = rolls
         steps = np.array([len(roll) - 1 for roll in rolls])
-        # Successive halves of the longest length, which are equal once they reach 1.
-        halvings = min(check_integer("buckets", buckets, 1), int(steps.max()).bit_length() + 1)
-        lengths = np.unique([-(-steps.max() // 2**k) for k in range(halvings)])
+        lengths = np.unique([-(-steps.max() // 2**k) for k in range(_LENGTHS)])
         bucket = np.searchsorted(lengths, steps)
         used = np.unique(bucket)
         self.lengths = tuple(lengths[used].tolist())
@@ -398,9 +369,6 @@ class EpochOrder(keras.callbacks.Callback):
 
     Keras notifies a `PyDataset` when an epoch starts, but does not pass its number.
 
-    Args:
-        stream: A `SequenceStream` or `PianoRollStream`.
-
     Example:
 
     >>> stream = SequenceStream(x, y, batch_size=32, shuffle=True)  # doctest: +SKIP
@@ -415,27 +383,19 @@ class EpochOrder(keras.callbacks.Callback):
         self.stream.epoch = epoch
 
 
-def check_piano_roll(roll: np.ndarray, label: str) -> None:
-    """Raises ValueError unless `roll` contains 0 and 1 and has shape (2 or more frames, 88).
-
-    Args:
-        roll: Array.
-        label: String, the name of the roll in the error message.
-    """
-    roll = np.asarray(roll)
-    if roll.ndim != 2 or roll.shape[1] != PIANO_KEYS:
-        raise ValueError(
-            f"{label} must have the shape (frames, {PIANO_KEYS}), one column per key. "
-            f"Received: shape {roll.shape}"
-        )
-    if len(roll) < 2:
-        raise ValueError(
-            f"{label} needs at least 2 frames, one to read and one to predict. "
-            f"Received: {len(roll)}"
-        )
-    wrong = roll[(roll != 0) & (roll != 1)]
-    if wrong.size:
-        raise ValueError(f"{label} must contain only 0 and 1. Received: {wrong.flat[0]}")
+def _check_rolls(rolls):
+    if not len(rolls):
+        raise ValueError("`rolls` needs at least one piano roll. Received: none")
+    for i, roll in enumerate(map(np.asarray, rolls)):
+        if roll.ndim != 2 or roll.shape[1] != PIANO_KEYS or len(roll) < 2:
+            raise ValueError(
+                f"Piano roll {i} must have the shape (frames, {PIANO_KEYS}), one column per key, "
+                "and at least 2 frames, one to read and one to predict. "
+                f"Received: shape {roll.shape}"
+            )
+        wrong = roll[(roll != 0) & (roll != 1)]
+        if wrong.size:
+            raise ValueError(f"Piano roll {i} must contain only 0 and 1. Received: {wrong.flat[0]}")
 
 
 def _check_index(index, length):

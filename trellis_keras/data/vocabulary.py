@@ -39,9 +39,6 @@ class Vocabulary:
         unknown: String, the token that replaces symbols outside the vocabulary, such as `"<unk>"`.
             Defaults to `None`: such symbols raise an error.
 
-    Raises:
-        ValueError: If an argument is invalid.
-
     Example:
 
     >>> vocabulary = Vocabulary(["<eos>", "the", "cat"], unit="word")
@@ -77,9 +74,6 @@ class Vocabulary:
             text: String, or bytes for a byte vocabulary.
             unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
             unknown: As in the constructor; the text must contain it.
-
-        Raises:
-            ValueError: If `unit` is unknown, or the text does not contain `unknown`.
         """
         check_unit(unit)
         if unit == "character":
@@ -91,12 +85,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], unknown: str | None = None) -> "Vocabulary":
-        """Builds a word vocabulary from counts, in the order of `from_text`.
-
-        Args:
-            counts: Dict from word to count.
-            unknown: As in the constructor.
-        """
+        """Builds a word vocabulary from {word: count}, in the order of `from_text`."""
         return cls(sorted(counts, key=lambda word: (-counts[word], word)), "word", unknown)
 
     @property
@@ -122,9 +111,6 @@ class Vocabulary:
 
     def __hash__(self):
         return hash((self._tokens, self._unit, self._unknown))
-
-    def __repr__(self):
-        return f"<Vocabulary of {len(self)} tokens, unit={self._unit!r}>"
 
     def encode(self, text: str | bytes, final_eos: bool = True) -> np.ndarray:
         """Encodes text as token ids.
@@ -161,9 +147,6 @@ class Vocabulary:
         Returns:
             A string: words joined by spaces, with a newline for each `"<eos>"`; or characters; or
             bytes decoded as UTF-8, with `"\\ufffd"` for invalid bytes.
-
-        Raises:
-            ValueError: If `ids` are not integers or lie outside the vocabulary.
         """
         ids = np.asarray(ids)
         if ids.ndim != 1:
@@ -195,11 +178,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Vocabulary":
-        """Reads a vocabulary written by `save`.
-
-        Raises:
-            ValueError: If the file does not contain a vocabulary, or has more than 64 MiB.
-        """
+        """Reads a vocabulary written by `save`."""
         config = read_json(path, "a vocabulary", largest=_MAX_FILE)
         try:
             return cls.from_config(config)
@@ -222,7 +201,7 @@ class Vocabulary:
 
     def _describe_missing(self, symbols, missing):
         distinct = list(dict.fromkeys(symbols[i] for i in missing))
-        named = ", ".join(repr(symbol) for symbol in distinct[:_MAX_NAMED])
+        named = ", ".join(map(repr, distinct[:_MAX_NAMED]))
         more = ", ..." if len(distinct) > _MAX_NAMED else ""
         return (
             f"The text has symbols unknown to the vocabulary of {len(self)} {self._unit}s, "

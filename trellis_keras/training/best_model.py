@@ -20,9 +20,6 @@ class BestModel(keras.callbacks.Callback):
         path: The `.keras` file. Its folder is created when training begins.
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
 
-    Raises:
-        ValueError: After the first epoch, if `monitor` is missing from the logs.
-
     Example:
 
     >>> model.fit(x, y, validation_split=0.1, callbacks=[BestModel("run/best.keras")])

@@ -52,17 +52,14 @@ class Checkpoint(keras.callbacks.Callback):
       saved: pass `shuffle=False` to `fit` and shuffle in the data set if needed.
 
     A checkpoint contains the model's weights, the optimizer's variables (including iteration and
-    learning rate), the epoch, and the callbacks' states. The last two are kept, so that a damaged
-    checkpoint costs only one epoch. At the start of every epoch the model's
+    learning rate, which override the compiled ones), the epoch, and the callbacks' states. Two
+    are kept, so that a damaged one costs only one epoch. At the start of every epoch the model's
     random generators are seeded from `seed` and the epoch. The states that a stateful layer carries
     between batches are only in checkpoints within an epoch, because `LanguageModel` resets them
     when an epoch starts.
 
-    With `save_minutes` there are also checkpoints within an epoch. To resume from one, `fit` must
-    receive the remaining batches of that epoch, and stop after it: see `RestOfEpoch`, which
-    `run.train` uses.
-
-    A restored state overrides the compiled optimizer's, learning rate included.
+    To resume from a checkpoint within an epoch, `fit` must receive the remaining batches of that
+    epoch, and stop after it: see `RestOfEpoch`.
 
     Args:
         directory: Folder of the checkpoints, created if needed.
@@ -213,15 +210,12 @@ class Checkpoint(keras.callbacks.Callback):
         set_initial_epoch(self.model, epochs if is_complete(state, epochs) else epoch)
 
     def _check_settings(self, path, state):
-        if state["seed"] != self.seed:
-            raise ValueError(
-                f"{path} was written with seed={state['seed']}. Received: seed={self.seed}"
-            )
-        saved = [callback["class"] for callback in state["callbacks"]]
-        given = [type(callback).__name__ for callback in self.callbacks]
+        saved = state["seed"], [callback["class"] for callback in state["callbacks"]]
+        given = self.seed, [type(callback).__name__ for callback in self.callbacks]
         if saved != given:
             raise ValueError(
-                f"{path} holds the states of callbacks {saved}. Received: callbacks={given}"
+                f"{path} was written with seed={saved[0]} and the states of callbacks {saved[1]}. "
+                f"Received: seed={given[0]}, callbacks={given[1]}"
             )
         steps, rest = self.params["steps"], state["batches"] - state["batch"]
         if state["batch"] and steps != rest:
@@ -277,7 +271,7 @@ class RestOfEpoch(keras.utils.PyDataset):
 def restore(
     model: keras.Model, path: str | PathLike, *, weights_only: bool = False
 ) -> dict[str, Any]:
-    """Loads a checkpoint into a model.
+    """Loads a checkpoint into a built model, or raises an error and leaves it unchanged.
 
     Args:
         model: A built model of the same architecture.
@@ -289,10 +283,6 @@ def restore(
     Returns:
         The checkpoint's state as a dict, with `"epoch"`, the number of finished epochs, and
         `"logs"`.
-
-    Raises:
-        ValueError: If there is no checkpoint, it is damaged, or a variable differs. In this case
-            the model is unchanged.
 
     Example:
 
@@ -404,12 +394,11 @@ def _role(kind, path):
     """Returns the part of a path that is the same whenever the model is created.
 
     The names before a layer's own depend on how the model was built, and Keras numbers the layers
-    of a second model in a process. An optimizer's path joins all of them in one word, which ends
-    with `momentum` or `velocity`.
+    of a second model in a process.
     """
     if kind == "passing":  # generators, metrics and states are identified by their order
         return re.sub(r"_\d+$", "", path.split("/")[-1])
-    if kind == "optimizer":
+    if kind == "optimizer":  # one word, which ends with `momentum` or `velocity`
         return re.split("[/_]", path)[-1]
     return re.sub(r"_\d+(?=/|$)", "", "/".join(path.split("/")[-2:]))
 

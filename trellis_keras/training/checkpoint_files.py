@@ -46,9 +46,6 @@ def latest(directory: str | PathLike) -> Path | None:
     """Returns the newest undamaged checkpoint in a folder of `Checkpoint`, or `None` without any.
 
     A warning names newer ones that are damaged.
-
-    Raises:
-        ValueError: If all checkpoints are damaged.
     """
     damaged = []
     for _, path in reversed(numbered(Path(directory).expanduser())):
@@ -66,11 +63,7 @@ def latest(directory: str | PathLike) -> Path | None:
 
 
 def find(path: str | PathLike) -> Path:
-    """Returns a checkpoint, or the newest undamaged one in a folder.
-
-    Raises:
-        ValueError: If the checkpoint is damaged, or the folder has no undamaged one.
-    """
+    """Returns a checkpoint, or the newest undamaged one in a folder."""
     path = Path(path).expanduser()
     if path.is_file():
         return _undamaged(path)
@@ -127,9 +120,6 @@ def read(
     Args:
         path: A checkpoint.
         names: The arrays to read. Defaults to `None`, all of them.
-
-    Raises:
-        ValueError: If the file is not a checkpoint of this version, or is damaged.
     """
     try:
         arrays = read_npz(path, names)

@@ -118,9 +118,6 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
 
     Yields:
         The context to build the model in.
-
-    Raises:
-        ValueError: If there are fewer devices, or the rows cannot be divided evenly.
     """
     several = process_count() > 1
     if several and devices is not None:

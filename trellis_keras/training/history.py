@@ -55,11 +55,7 @@ class HistoryCSV(keras.callbacks.Callback):
 
 
 def read_history(path: str | PathLike) -> list[dict[str, str]]:
-    """Returns the rows of a `HistoryCSV` file, or an empty list if there is no file.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """Returns the rows of a `HistoryCSV` file, or an empty list if there is no file."""
     path = Path(path).expanduser()
     if not path.exists():
         return []

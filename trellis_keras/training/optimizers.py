@@ -94,8 +94,7 @@ class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
     TCN (Bai et al., 2018, Section 5) papers.
 
     Args:
-        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
-            without arguments that returns the rate. Defaults to `0.01`.
+        learning_rate: As in `keras.optimizers.SGD`. Defaults to `0.01`.
         momentum: Float in [0, 1]. Unlike in Keras, it accumulates gradients, not steps. Defaults
             to `0.0`.
         nesterov: Boolean, whether to use Nesterov momentum. Defaults to `False`.
@@ -108,14 +107,9 @@ class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
             `loss_scale_factor` and `gradient_accumulation_steps` as in
             `keras.optimizers.Optimizer`.
 
-    Raises:
-        ValueError: If `l2` or `clip_norm` is out of range, or if Keras' `weight_decay`,
-            `clipnorm`, `clipvalue` or `global_clipnorm` is given.
-
     Example:
 
-    >>> optimizer = trellis_keras.training.SGD(20.0, l2=1e-6, clip_norm=0.225)
-    >>> model.compile(optimizer)
+    >>> model.compile(trellis_keras.training.SGD(20.0, l2=1e-6, clip_norm=0.225))
     """
 
     def __init__(
@@ -161,11 +155,6 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
         epsilon: Float, added to the corrected root of the second moment. Defaults to `1e-8`.
         amsgrad: Boolean, whether to divide by the largest v so far. Defaults to `False`.
         l2, clip_norm, **kwargs: As in `SGD`.
-
-    Example:
-
-    >>> optimizer = trellis_keras.training.Adam(2e-3, l2=1e-6, clip_norm=0.2)
-    >>> model.compile(optimizer)
     """
 
     def __init__(
@@ -228,11 +217,6 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
         centered: Boolean, whether to subtract the squared mean of the gradient from the mean
             square. Defaults to `False`.
         l2, clip_norm, **kwargs: As in `SGD`.
-
-    Example:
-
-    >>> optimizer = trellis_keras.training.RMSprop(5e-4, clip_norm=1.0)
-    >>> model.compile(optimizer)
     """
 
     def __init__(
@@ -301,9 +285,6 @@ class ASGD(SGD):
         l2, clip_norm: As in `SGD`.
         **kwargs: `name`, `loss_scale_factor` and `gradient_accumulation_steps` as in
             `keras.optimizers.Optimizer`.
-
-    Raises:
-        ValueError: As in `SGD`, and if `momentum`, `nesterov` or `use_ema` is given.
 
     Example:
 

@@ -172,9 +172,6 @@ class StepDecay(_Saved, keras.callbacks.LearningRateScheduler):
         factor: Float between 0 and 1. Defaults to `0.1`.
         verbose: 0 or 1. 1 prints the rate of every epoch. Defaults to `0`.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Example:
 
     >>> decay = trellis_keras.training.StepDecay(epochs=(220, 350), factor=0.1)
@@ -203,14 +200,6 @@ class ExponentialDecay(_Saved, keras.callbacks.LearningRateScheduler):
     Args:
         factor: Float between 0 and 1. Defaults to `0.9`.
         verbose: 0 or 1. 1 prints the rate of every epoch. Defaults to `0`.
-
-    Raises:
-        ValueError: If `factor` is out of range.
-
-    Example:
-
-    >>> decay = trellis_keras.training.ExponentialDecay(0.9)
-    >>> model.fit(x, y, epochs=20, callbacks=[decay])
     """
 
     def __init__(self, factor: float = 0.9, verbose: int = 0) -> None:
@@ -303,9 +292,6 @@ class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
         against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
         min_delta, patience, verbose, mode, baseline, restore_best_weights, start_from_epoch: As in
             `keras.callbacks.EarlyStopping`.
-
-    Raises:
-        ValueError: If `against` is unknown.
 
     Example:
 
