@@ -5,7 +5,7 @@
 
 A loader accepts a file, or refuses it by a ValueError or OSError that names it, within bounded
 memory. Each has a process of its own: a file that ends it is a finding too. Inputs that are
-findings are kept in the folder `--keep`.
+findings are kept in the folder `fuzz-findings`.
 """
 
 import argparse
@@ -23,28 +23,24 @@ import warnings
 
 from tests.fuzz.targets import CANARY, TARGETS
 
+KEEP = pathlib.Path("fuzz-findings").resolve()
 MEMORY = 2**30  # bytes beside those that the process has when the loader begins
 SLOW = 10.0  # seconds for one small file
 ENDLESS = 600  # seconds after which a process is ended
 
 
-class Finding(AssertionError):
-    """A loader let another library's error through, or took more memory than it may."""
-
-
 def attempt(target):
-    """Returns whether a loader accepts its file; a `Finding` where it neither does nor refuses."""
+    """Returns what is wrong with how a loader takes its file, or whether it accepts it."""
     try:
         with _bounded_memory(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             target.load()
         return True
-    except (ValueError, OSError) as error:
-        if target.path.name in str(error) or target.path.parent.name in str(error):
-            return False
-        raise Finding(f"{type(error).__name__} does not name the file: {error}") from error
     except Exception as error:
-        raise Finding(f"{type(error).__name__}: {error}") from error
+        names_file = target.path.name in str(error) or target.path.parent.name in str(error)
+        if isinstance(error, (ValueError, OSError)) and names_file:
+            return False
+        return f"{type(error).__name__}: {error}"[:60]
 
 
 @contextlib.contextmanager
@@ -59,29 +55,27 @@ def _bounded_memory():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def fuzz(name, seconds, seed, keep):
+def fuzz(name, seconds, seed):
     """Tries one loader; returns the counts, and {what was found: the file that shows it}."""
-    generator, counts, findings = random.Random(seed), {"accepted": 0, "refused": 0}, {}
+    generator, counts, findings = random.Random(seed), {True: 0, False: 0}, {}
     with tempfile.TemporaryDirectory() as folder, TARGETS[name](pathlib.Path(folder)) as target:
         os.chdir(folder)
         if target.path.exists():
-            assert attempt(target), f"{target.path} is not damaged yet"
+            assert attempt(target) is True, f"{target.path} is not damaged yet"
         end = time.monotonic() + seconds
         while (begin := time.monotonic()) < end:
             content = target.inputs(generator)
-            (keep / f"{name}.last").write_bytes(content)
+            (KEEP / f"{name}.last").write_bytes(content)
             target.put(content)
             faulthandler.dump_traceback_later(ENDLESS, exit=True)
-            found = None
-            try:
-                counts["accepted" if attempt(target) else "refused"] += 1
-            except Finding as finding:
-                found = str(finding)[:60]
+            found = attempt(target)
             if time.monotonic() - begin > SLOW:
                 found = "slow"
-            if found and found not in findings:
+            if isinstance(found, bool):
+                counts[found] += 1
+            elif found not in findings:
                 findings[found] = f"{name}.{len(findings)}"
-                (keep / findings[found]).write_bytes(content)
+                (KEEP / findings[found]).write_bytes(content)
         faulthandler.cancel_dump_traceback_later()
         if pathlib.Path(CANARY).exists():
             findings["code was run"] = f"{name}.last"
@@ -94,10 +88,8 @@ def main():
     parser.add_argument("--minutes", type=float, default=5, help="for all loaders together")
     parser.add_argument("--only", default="", help="loaders, with commas between them")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=pathlib.Path, default=pathlib.Path("fuzz-findings"))
     arguments = parser.parse_args()
-    keep = arguments.keep.resolve()
-    keep.mkdir(parents=True, exist_ok=True)
+    KEEP.mkdir(exist_ok=True)
     names = arguments.only.split(",") if arguments.only else list(TARGETS)
     seconds = 60 * arguments.minutes / len(names)
     fork, failed = multiprocessing.get_context("fork"), False
@@ -105,19 +97,19 @@ def main():
         receiver, sender = fork.Pipe(duplex=False)
 
         def run(name=name, sender=sender):
-            sender.send(fuzz(name, seconds, arguments.seed, keep))
+            sender.send(fuzz(name, seconds, arguments.seed))
 
         process = fork.Process(target=run)
         process.start()
         process.join()
         if process.exitcode:
-            print(f"{name}: ended with status {process.exitcode} at {keep / name}.last", flush=True)
+            print(f"{name}: ended with status {process.exitcode} at {KEEP / name}.last", flush=True)
             failed = True
             continue
         counts, findings = receiver.recv()
-        print(f"{name}: {counts['accepted']:,} accepted, {counts['refused']:,} refused", flush=True)
+        print(f"{name}: {counts[True]:,} accepted, {counts[False]:,} refused", flush=True)
         for kind, file in findings.items():
-            print(f"  {keep / file}: {kind}", flush=True)
+            print(f"  {KEEP / file}: {kind}", flush=True)
         failed |= bool(findings)
     sys.exit(failed)
 

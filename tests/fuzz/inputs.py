@@ -5,18 +5,10 @@ import json
 import struct
 
 # What a length, an offset or a count would do most harm as.
-_SIZES = [0, 1, 2, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
+_SIZES = [0, 1, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 _FORMATS = ["<H", ">H", "<I", ">I", "<Q", ">Q"]
-_CHANGES = ["flip", "write", "size", "cut", "drop", "insert", "splice", "repeat", "text"]
-_TEXTS = [
-    b"\0",
-    b"\xff\xfe",
-    b"\xed\xa0\x80",
-    b"\r",
-    "\u2028\ufeff".encode(),
-    b"9" * 500,
-    b"(" * 500,
-]
+_CHANGES = ["flip", "size", "cut", "drop", "insert", "splice", "repeat"]
+_TEXTS = [b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\r", "\u2028\ufeff".encode(), b"9" * 500]
 
 
 def either(*inputs):
@@ -38,8 +30,6 @@ def _damaged(random, contents):
         match change:
             case "flip" if content:
                 content[place] ^= 1 << random.randint(0, 7)
-            case "write":
-                content[place : place + length] = random.randbytes(length)
             case "size":
                 form = random.choice(_FORMATS)
                 size = struct.calcsize(form)
@@ -50,33 +40,21 @@ def _damaged(random, contents):
             case "drop":
                 del content[place : place + length]
             case "insert":
-                content[place:place] = random.randbytes(length)
+                content[place:place] = random.choice([random.randbytes(length), *_TEXTS])
             case "splice":
                 other = random.choice(contents)
                 begin = random.randint(0, len(other))
                 content[place:place] = other[begin : begin + 20 * length]
             case "repeat":
                 content[place:place] = content[place : place + length] * random.randint(1, 50)
-            case "text":
-                content[place:place] = random.choice(_TEXTS)
     return bytes(content)
 
 
 # Stands for a value nested so deeply that a recursive reader runs out of stack.
 _DEEP = "stands for many brackets"
 _VALUES = [
-    *[None, True, False, 0, 1, 2, -1, 3.5, 10**7, 10**9, 10**12, -(10**12), 10**400, 2**63],
-    *[
-        1e308,
-        float("nan"),
-        float("inf"),
-        "",
-        "a",
-        "\0",
-        "\ud800",
-        "../../../etc/passwd",
-        "x" * 10000,
-    ],
+    *[None, True, 0, 1, -1, 3.5, 10**7, 10**12, -(10**12), 10**400, float("nan"), float("inf")],
+    *["", "a", "\0", "\ud800", "../../../etc/passwd", "x" * 10000],
     *[[], {}, [[]], [None], [1, 2, 3], [10**12], {"": None}, {"a": 1}, _DEEP],
 ]
 
@@ -86,34 +64,29 @@ def damaged_json(documents, more=()):
 
     Values that are likely to be wrong take the place of others; `more` are a format's own.
     """
-    return lambda random: _damaged_json(random, documents, more)
+    return lambda random: _damaged_json(random, documents, [*_VALUES, *more])
 
 
-def _damaged_json(random, documents, more):
+def _damaged_json(random, documents, values):
     root = [copy.deepcopy(random.choice(documents))]
     for _ in range(random.randint(0, 4)):
         nodes = list(_nodes(root))
         holder, key = random.choice(nodes)
-        change = random.choice(["value", "value", "delete", "copy", "number", "text", "add"])
-        if change == "delete" and holder is not root:
-            del holder[key]
-        elif change == "copy":
-            other, place = random.choice(nodes)
-            holder[key] = copy.deepcopy(other[place])
-        elif change == "number" and type(holder[key]) in (int, float):
-            holder[key] = random.choice([-1, 0, 1, 10, 1000, 10**6]) * holder[key]
-        elif change == "text" and isinstance(holder[key], str):
-            holder[key] = _text(random)
-        elif change == "add" and isinstance(holder, dict):
-            holder[_text(random)] = copy.deepcopy(random.choice([*_VALUES, *more]))
-        else:
-            holder[key] = copy.deepcopy(random.choice([*_VALUES, *more]))
+        match random.choice(["value", "value", "delete", "copy", "number", "add"]):
+            case "delete" if holder is not root:
+                del holder[key]
+            case "copy":
+                other, place = random.choice(nodes)
+                holder[key] = copy.deepcopy(other[place])
+            case "number" if type(holder[key]) in (int, float):
+                holder[key] = random.choice([-1, 0, 10, 1000, 10**6]) * holder[key]
+            case "add" if isinstance(holder, dict):
+                name = "".join(chr(random.choice([0, 10, 97, 0xD800, 0x1F600])) for _ in range(4))
+                holder[name] = copy.deepcopy(random.choice(values))
+            case _:
+                holder[key] = copy.deepcopy(random.choice(values))
     text = json.dumps(root[0]).replace(f'"{_DEEP}"', "[" * 100_000 + "]" * 100_000)
     return text.encode("utf-8", "surrogatepass")
-
-
-def _text(random):
-    return "".join(chr(random.choice([0, 10, 32, 97, 233, 0xD800, 0x1F600])) for _ in range(4))
 
 
 def _nodes(tree):

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
+import functools
 import gzip
-import hashlib
 import importlib.util
 import io
 import json
@@ -16,9 +16,14 @@ from unittest import mock
 
 import keras
 import numpy as np
+import PIL.Image
+import pytest
 
 from tests.fuzz.inputs import damaged, damaged_json, either
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
+from tests.zoo.datasets.test_images import idx, small_images
+from tests.zoo.datasets.test_music import small_music
+from tests.zoo.datasets.test_texts import small_texts
 from trellis_keras import layers, scoring, training, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import file_checksum
@@ -26,15 +31,13 @@ from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
-from trellis_keras.zoo import environment as environments
 from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.datasets import images, music, sources, texts
 from trellis_keras.zoo.results import RESULTS, WEIGHTS
 
 TARGETS = {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Target:
     """A loader ready to be tried.
 
@@ -42,19 +45,17 @@ class Target:
         path: The file that is damaged; the loader's error must name it or its folder.
         inputs: Function of a `random.Random` that returns what it holds: bytes.
         load: Function without arguments that reads it.
-        write: Function that puts an input where it belongs.
+        put: Function that puts an input where it belongs. By default it is the file's content.
     """
 
     path: pathlib.Path
     inputs: Callable[[random.Random], bytes]
     load: Callable[[], object]
-    write: Callable[[bytes], object] | None = None
+    put: Callable[[bytes], object] | None = None
 
-    def put(self, content):
-        if self.write is None:
-            self.path.write_bytes(content)
-        else:
-            self.write(content)
+    def __post_init__(self):
+        if self.put is None:
+            self.put = self.path.write_bytes
 
 
 def target(function):
@@ -63,73 +64,13 @@ def target(function):
     return function
 
 
-# Images
-
-
-def _idx(array):
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-    return header + array.astype("uint8").tobytes()
-
-
-def _few(name, **sizes):
-    """Makes a few images a whole data set."""
-    published = dataclasses.replace(images.PUBLISHED[name], **sizes)
-    return mock.patch.dict(images.PUBLISHED, {name: published})
-
-
-def _mnist(folder, damaged_file):
-    (folder / "mnist").mkdir()
-    pixels = np.arange(3 * 784).reshape(3, 28, 28) % 256
-    for stem, count in (("train", 3), ("t10k", 1)):
-        (folder / f"mnist/{stem}-images-idx3-ubyte").write_bytes(_idx(pixels[:count]))
-        (folder / f"mnist/{stem}-labels-idx1-ubyte").write_bytes(_idx(np.arange(count)))
-    path = folder / "mnist" / damaged_file
-    with _few("seq_mnist", train=3, test=1, validation=1):
-        inputs = damaged([path.read_bytes(), _idx(np.zeros((2, 2))), _idx(np.zeros(0))])
-        yield Target(path, inputs, lambda: datasets.load("seq_mnist", data_dir=folder))
-
-
-@target
-def idx_images(folder):
-    yield from _mnist(folder, "train-images-idx3-ubyte")
-
-
-@target
-def idx_labels(folder):
-    yield from _mnist(folder, "train-labels-idx1-ubyte")
-
-
-def _cifar10(folder, damaged_file, contents):
-    import PIL.Image
-
-    (folder / "cifar10").mkdir()
-    strip = (np.arange(64 * 32 * 3).reshape(64, 32, 3) % 251).astype("uint8")
-    for split in ("train", "test"):
-        PIL.Image.fromarray(strip).save(folder / f"cifar10/{split}_00.png")
-    np.savez(folder / "cifar10/labels.npz", y_train=[1, 2], y_test=[3, 4])
-    path = folder / "cifar10" / damaged_file
-    files = sources.Source(("cifar10/labels.npz", "cifar10/train_00.png", "cifar10/test_00.png"))
-    with (
-        _few("seq_cifar10", train=2, test=2, validation=1),
-        mock.patch.object(images, "CIFAR10", files),
-    ):
-        inputs = damaged([path.read_bytes(), *contents])
-        yield Target(path, inputs, lambda: datasets.load("seq_cifar10", data_dir=folder))
+# Data sets
 
 
 def _image(kind, size, mode="RGB"):
-    import PIL.Image
-
     file = io.BytesIO()
     PIL.Image.new(mode, size).save(file, kind)
     return file.getvalue()
-
-
-@target
-def png(folder):
-    others = [_image("PNG", (32, 32), mode) for mode in ("P", "L", "RGBA", "I;16", "1")]
-    formats = [_image(kind, (32, 32)) for kind in ("GIF", "TIFF", "BMP", "EPS")]
-    yield from _cifar10(folder, "train_00.png", [*others, *formats, _image("PNG", (20_000, 32))])
 
 
 def _npz(**arrays):
@@ -153,41 +94,35 @@ def _hostile_npz():
     return [file.getvalue(), objects, alone.getvalue(), _npz(y_train=["a"], y_test=[[1.5]])]
 
 
-@target
-def npz_labels(folder):
-    yield from _cifar10(folder, "labels.npz", _hostile_npz())
-
-
-# Music
-
-
-@target
-def mat(folder):
-    import scipy.io
-
-    (folder / "poly_music").mkdir()
-    path = folder / "poly_music" / "JSB_Chorales.mat"
-    variables = {}
-    for name, count in (("traindata", 2), ("validdata", 1), ("testdata", 1)):
-        variables[name] = np.empty((1, count), dtype=object)
-        for i in range(count):
-            variables[name][0, i] = np.eye(4 + i, 88, dtype="uint8")
-    contents = []
-    for compressed in (False, True):
-        file = io.BytesIO()
-        scipy.io.savemat(file, variables, do_compression=compressed)
-        contents.append(file.getvalue())
-    file = io.BytesIO()
-    scipy.io.savemat(file, {"traindata": np.eye(3)}, format="4")
-    contents.append(file.getvalue())
-    published = {"jsb": hashlib.sha256(contents[0]).hexdigest()}
-    with mock.patch.dict(music.CHECKSUMS, published):
-        yield Target(path, damaged(contents), lambda: datasets.load("jsb", data_dir=folder))
-
-
-# Texts
-
+_IMAGES = [_image("PNG", (32, 32), mode) for mode in ("P", "L", "RGBA", "I;16", "1")]
+_IMAGES += [_image(kind, (32, 32)) for kind in ("GIF", "TIFF", "BMP", "EPS")]
+_IMAGES.append(_image("PNG", (20_000, 32)))
 _TEXT = " the cat sat \n the <unk> ran \n the caf\u00e9 \n" * 3
+# {name: (data set, the file that is damaged, what writes its files, other contents)}
+_DATA_SETS = {
+    "idx": (
+        *("seq_mnist", "mnist/train-images-idx3-ubyte", small_images),
+        [idx(np.zeros((2, 2))), idx(np.zeros(0))],
+    ),
+    "png": ("seq_cifar10", "cifar10/train_00.png", small_images, _IMAGES),
+    "npz_labels": ("seq_cifar10", "cifar10/labels.npz", small_images, _hostile_npz()),
+    "mat": ("jsb", "poly_music/JSB_Chorales.mat", small_music, []),
+    "ptb": ("ptb", "ptb/ptb.train.txt", small_texts, [_TEXT.encode()]),
+    "wt103": ("wt103", "wikitext103/wiki.train.tokens", small_texts, [_TEXT.encode()]),
+}
+
+
+def _data_set(name, file, write, others, folder):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("KERAS_HOME", str(folder / "keras"))
+        write(folder, monkeypatch)
+        path = folder / file
+        inputs = damaged([path.read_bytes(), *others])
+        yield Target(path, inputs, lambda: datasets.load(name, data_dir=folder))
+
+
+for _name, _arguments in _DATA_SETS.items():
+    TARGETS[_name] = contextlib.contextmanager(functools.partial(_data_set, *_arguments))
 
 
 @target
@@ -207,39 +142,6 @@ def gzip_text(folder):
     contents = [gzip.compress(_TEXT.encode()), gzip.compress(bytes(10**6)), _TEXT.encode()]
     path = folder / "text.txt.gz"
     yield Target(path, damaged(contents), lambda: datasets.load("text", path=folder / "text.txt"))
-
-
-def _corpus(folder, name, source, sizes):
-    files = [path if isinstance(path, str) else path[0] for path in source.paths]
-    for file in files:
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_bytes(_TEXT.encode())
-    with mock.patch.dict(texts.SIZES, {name: sizes}):
-        path = folder / files[0]
-        inputs = damaged([_TEXT.encode(), _TEXT.replace("<unk>", "a").encode()])
-        yield Target(path, inputs, lambda: datasets.load(name, data_dir=folder))
-
-
-@target
-def ptb(folder):
-    yield from _corpus(folder, "ptb", texts.PTB, (33, 33, 33, 7))
-
-
-@target
-def wt103(folder):
-    with mock.patch.dict(os.environ, {"KERAS_HOME": str(folder / "keras")}):
-        yield from _corpus(folder, "wt103", texts.WIKITEXT103, (33, 33, 33, 7))
-
-
-@target
-def lambada_passages(folder):
-    (folder / "lambada").mkdir()
-    for name in texts.LAMBADA.paths:
-        (folder / name).write_bytes(_TEXT.encode())
-    path = folder / texts.LAMBADA.paths[0]
-    with mock.patch.object(texts, "LAMBADA_PASSAGES", (9, 9)):
-        inputs = damaged([_TEXT.encode()])
-        yield Target(path, inputs, lambda: datasets.load("lambada", data_dir=folder))
 
 
 # JSON and CSV
@@ -305,68 +207,58 @@ def results(folder):
         yield Target(path, inputs, load)
 
 
-@target
-def environment(folder):
-    path = folder / runs.ENVIRONMENT
-    environments.record(path, None, 1)
-    text = path.read_bytes()
-    inputs = either(damaged_json([json.loads(text)]), damaged([text]))
-    yield Target(path, inputs, lambda: environments.read(path))
-
-
 # Checkpoints
 
 
 def _small_model():
-
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     model.compile(training.Adam(0.1), loss="mse")
     return model
 
 
-def _checkpoint(folder, write, damages):
+def _checkpoint(folder):
+    """Returns a checkpoint's path and a function that reads it."""
     model, place = _small_model(), folder / "checkpoints"
     decay = training.PlateauDecay(factor=0.5, rule="best_before", window=2)
     checkpoint = training.Checkpoint(place, callbacks=[decay])
     checkpoint.set_model(model)
     checkpoint.set_params({"epochs": 1, "steps": 2, "verbose": 0})
     checkpoint.on_epoch_end(0, {"loss": 0.5})
-    path = place / "epoch-0001.npz"
-    inputs = damages(path)
 
     def load():
         training.restore(model, place)
         checkpoint.on_train_begin()
 
-    yield Target(path, inputs, load, write(path))
+    return place / "epoch-0001.npz", load
 
 
 @target
 def checkpoint(folder):
-    def damages(path):
-        return damaged([path.read_bytes(), *_hostile_npz()])
+    path, load = _checkpoint(folder)
+    yield Target(path, damaged([path.read_bytes(), *_hostile_npz()]), load)
 
-    yield from _checkpoint(folder, lambda path: path.write_bytes, damages)
+
+def _in_npz(path, name):
+    """Damages a JSON text in an archive whose checksums match, as an attacker would write them."""
+    arrays = dict(np.load(path))
+    text = str(arrays[name])
+
+    def put(content):
+        np.savez(path, **arrays | {name: content.decode(errors="replace")})
+
+    return either(damaged([text.encode()]), damaged_json([json.loads(text)])), put
 
 
 @target
 def checkpoint_state(folder):
-    """With checksums that match, as an attacker would write them."""
-
-    def write(path):
-        arrays = dict(np.load(path))
-        return lambda text: np.savez(path, **arrays | {"state": text.decode(errors="replace")})
-
-    def damages(path):
-        text = str(np.load(path)["state"])
-        return either(damaged([text.encode()]), damaged_json([json.loads(text)]))
-
-    yield from _checkpoint(folder, write, damages)
+    path, load = _checkpoint(folder)
+    inputs, put = _in_npz(path, "state")
+    yield Target(path, inputs, load, put)
 
 
 @target
 def score_progress(folder):
-    """The progress of an interrupted `score`, in an archive that is sound."""
+    """The progress of an interrupted `score`."""
     model = _language_model()
     settings = {"whole": True, "start": None, "field": None, "batch_tokens": 8}
     settings["metric"] = "bpc"
@@ -376,19 +268,16 @@ def score_progress(folder):
         return scoring._Progress(model, folder / "text.txt", folder / "scores.csv", settings)
 
     first = job()
-    path = first.state
-    path.parent.mkdir()
+    first.state.parent.mkdir()
     first.rows.write_bytes(bytes(9))
     first.save(9)
-    arrays = dict(np.load(path))
-    text = str(arrays["progress"])
 
-    def write(content):
+    def load():
         first.rows.write_bytes(bytes(99))  # a load cuts it
-        np.savez(path, **arrays | {"progress": content.decode(errors="replace")})
+        job().load()
 
-    inputs = either(damaged([text.encode()]), damaged_json([json.loads(text)]))
-    yield Target(path, inputs, lambda: job().load(), write)
+    inputs, put = _in_npz(first.state, "progress")
+    yield Target(first.state, inputs, load, put)
 
 
 # Weights
@@ -449,23 +338,19 @@ _MODULES = "layers losses metrics ops optimizers random saving utils visualizati
 
 def _every_class():
     """Configurations of all that Keras exports, as classes and as functions, and of all of ours."""
-
-    names = [(module, name) for module in _MODULES for name in vars(getattr(keras, module))]
     kinds = [
         {"class_name": name, "module": f"keras.{module}", "config": {}, "registered_name": None}
-        for module, name in names
+        for module in _MODULES
+        for name in vars(getattr(keras, module))
     ]
-    functions = [
-        kind | {"class_name": "function", "config": kind["class_name"]}
-        for kind in kinds
-        if kind["class_name"].islower()
-    ]
+    names = [kind["class_name"] for kind in kinds]
+    functions = [kind | {"class_name": "function", "config": kind["class_name"]} for kind in kinds]
     registered = [*keras.saving.get_custom_objects()]
     ours = [
         {"class_name": name.partition(">")[2], "module": "a", "config": {}, "registered_name": name}
         for name in registered
     ]
-    return [*kinds, *functions, *ours, *registered]
+    return [*kinds, *functions, *ours, *registered, *names]
 
 
 def _language_model():
@@ -497,7 +382,8 @@ def _check_no_secret(model):
 
 
 def _damaged_config(content):
-    return damaged_json([json.loads(content)], _HOSTILE_CONFIGS)
+    """Any class anywhere, also in the compile configuration."""
+    return damaged_json([json.loads(content)], [*_HOSTILE_CONFIGS, *_every_class()])
 
 
 def _damaged_weights(folder):
@@ -512,18 +398,20 @@ def _keras(folder, part, inputs):
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
 
-    def write(content):
+    def put(content):
         with zipfile.ZipFile(path, "w") as archive:
-            for name, whole in parts.items():
-                archive.writestr(name, content if name == part else whole)
+            for name, whole in (parts | {part: content}).items():
+                archive.writestr(name, whole)
 
     def load():
         model.load_weights(path)
         _check_no_secret(model)
         _check_no_secret(runs.load_best(folder))
 
-    whole = path.read_bytes()
-    yield Target(path, inputs(parts.get(part, whole)), load, part and write)
+    if part is None:
+        yield Target(path, inputs(path.read_bytes()), load)
+    else:
+        yield Target(path, inputs(parts[part]), load, put)
 
 
 @target
@@ -534,16 +422,6 @@ def keras_file(folder):
 @target
 def keras_config(folder):
     yield from _keras(folder, "config.json", _damaged_config)
-
-
-@target
-def keras_classes(folder):
-    """Any class anywhere, also in the compile configuration."""
-
-    def inputs(content):
-        return damaged_json([json.loads(content)], _every_class())
-
-    yield from _keras(folder, "config.json", inputs)
 
 
 @target

@@ -22,27 +22,31 @@ def idx(array):
     return header + array.astype("uint8").tobytes()
 
 
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    """A folder with 6 + 2 images in the layout of each data set, and the sizes to match."""
+def small_images(folder, monkeypatch):
+    """Writes 6 + 2 images in the layout of each data set, and sets the sizes to match."""
     generator = np.random.default_rng(0)
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "cifar10").mkdir()
+    (folder / "mnist").mkdir()
+    (folder / "cifar10").mkdir()
     labels = {"train": np.array([3, 1, 4, 1, 5, 9]), "test": np.array([2, 6])}
     for split, stem in (("train", "train"), ("test", "t10k")):
         pixels = generator.integers(0, 256, (len(labels[split]), 28, 28))
-        (tmp_path / f"mnist/{stem}-images-idx3-ubyte").write_bytes(idx(pixels))
-        (tmp_path / f"mnist/{stem}-labels-idx1-ubyte").write_bytes(idx(labels[split]))
+        (folder / f"mnist/{stem}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (folder / f"mnist/{stem}-labels-idx1-ubyte").write_bytes(idx(labels[split]))
         for i in range(2):
             count = len(labels[split]) // 2
             strip = generator.integers(0, 256, (count * 32, 32, 3)).astype("uint8")
-            PIL.Image.fromarray(strip).save(tmp_path / f"cifar10/{split}_{i:02}.png")
-    np.savez(tmp_path / "cifar10/labels.npz", y_train=labels["train"], y_test=labels["test"])
+            PIL.Image.fromarray(strip).save(folder / f"cifar10/{split}_{i:02}.png")
+    np.savez(folder / "cifar10/labels.npz", y_train=labels["train"], y_test=labels["test"])
     sizes = {"train": 6, "test": 2, "validation": 2}
     for name, published in images.PUBLISHED.items():
         monkeypatch.setitem(images.PUBLISHED, name, dataclasses.replace(published, **sizes))
     strips = [f"cifar10/{split}_{i:02}.png" for split in ("train", "test") for i in (0, 1)]
     monkeypatch.setattr(images, "CIFAR10", Source(("cifar10/labels.npz", *strips)))
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    small_images(tmp_path, monkeypatch)
     return tmp_path
 
 

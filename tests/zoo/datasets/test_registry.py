@@ -62,7 +62,7 @@ def test_streams_of_texts_and_music():
     rolls = [np.zeros((4, 88))] * 3
     dataset = Dataset("some", rolls, rolls, rolls, "", PianoRollStream)
     assert dataset.sizes["test"] == 3
-    assert dataset.stream("test", 2, buckets=1).lengths == (3,)
+    assert dataset.stream("test", 2).lengths == (3,)
 
 
 def test_data_sets_are_compared_by_their_checksum():

@@ -9,6 +9,7 @@ from trellis_keras.zoo.datasets import last_word_examples, load, texts
 from trellis_keras.zoo.datasets.registry import SPLITS
 
 WHOLE = "abcdefghij" * 10
+WIKITEXT103 = [" \n = Cat = \n the <unk> sat , the <unk> \n", " the dog = \n", " = sat = \n"]
 LRU_SPLIT = [0.9, 0.05, 0.05]
 
 
@@ -66,16 +67,22 @@ def test_penn_treebank_of_the_lattice_recurrent_unit_paper(real_data):
     np.testing.assert_array_equal(alone.test, published.train[-252_978:])
 
 
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    """A folder with small texts in the layout of the published ones, and the sizes to match."""
+def small_texts(folder, monkeypatch):
+    """Writes small texts in the layout of the published ones, and sets the sizes to match."""
     ptb = [" the cat sat \n the <unk> ran \n", " the cat ran \n", " the <unk> sat \n"]
-    write(tmp_path, texts.PTB, *ptb)
+    write(folder, texts.PTB, *ptb)
+    write(folder, texts.WIKITEXT103, *WIKITEXT103)
+    monkeypatch.setitem(texts.SIZES, "wt103", (12, 4, 4, 7))
     monkeypatch.setitem(texts.SIZES, "ptb", (8, 4, 4, 6))
     monkeypatch.setitem(texts.SIZES, "char_ptb", (28, 13, 15, 14))
     for name in ("text8", "enwik8", "war_and_peace"):
-        write(tmp_path, getattr(texts, name.upper()), WHOLE)
+        write(folder, getattr(texts, name.upper()), WHOLE)
         monkeypatch.setitem(texts.SIZES, name, (90, 5, 5, 10))
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    small_texts(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -366,14 +373,10 @@ def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypat
 
 # WikiText-103
 
-WIKITEXT103 = [" \n = Cat = \n the <unk> sat , the <unk> \n", " the dog = \n", " = sat = \n"]
-
 
 @pytest.fixture
-def wikitext103(tmp_path, monkeypatch):
-    write(tmp_path, texts.WIKITEXT103, *WIKITEXT103)
-    monkeypatch.setitem(texts.SIZES, "wt103", (12, 4, 4, 7))
-    return tmp_path / "wikitext103"
+def wikitext103(tiny):
+    return tiny / "wikitext103"
 
 
 def test_ids_of_wikitext103_are_memory_mapped(tmp_path, wikitext103):
