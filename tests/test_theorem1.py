@@ -486,14 +486,6 @@ def test_a_long_segment_is_refused_also_where_any_length_was_compiled():
         model.predict(text, batch_size=2, verbose=0)
 
 
-def test_the_rows_of_a_stateful_stack_are_kept():
-    backbone = StackedRNN(lstms(return_state=True), stateful=True)
-    model = keras.Sequential([keras.Input(batch_shape=(2, M, CHANNELS)), backbone])
-    new, x = to_trellis(model, M), noise(2, 2 * M, CHANNELS)
-    for piece in np.split(x, 2, axis=1):
-        assert_same(new(piece), model(piece))
-
-
 @pytest.mark.parametrize("kind", ["sequential", "functional", "backbone"])
 def test_what_was_adapted_to_data_is_copied(kind):
     normalization = layers.Normalization()
@@ -508,16 +500,6 @@ def test_what_was_adapted_to_data_is_copied(kind):
     trellis = to_trellis(model, M)
     assert_same(trellis(x), model(x))
     assert_same(to_dense(trellis)(x), model(x))
-
-
-def test_an_adapted_vocabulary_is_copied():
-    words = layers.TextVectorization(output_sequence_length=M)
-    words.adapt(["a b c", "b d"])
-    embedding = layers.Embedding(words.vocabulary_size(), 3)
-    inputs = keras.Input((), dtype="string")
-    model = keras.Model(inputs, layers.LSTM(4)(embedding(words(inputs))))
-    text = ops.convert_to_tensor(["b a", "d d x"])
-    assert_same(to_trellis(model, M)(text), model(text))
 
 
 def test_what_is_frozen_stays_frozen():
