@@ -1,12 +1,8 @@
 """Runs benchmark cases, each variant in its own process, and writes JSON and Markdown."""
 
 import fnmatch
-import json
-import os
 import pathlib
 import statistics
-import subprocess
-import sys
 from typing import Annotated
 
 import typer
@@ -14,8 +10,7 @@ import typer
 from benchmarks import classification, edge, forecasts, rivals
 from benchmarks.cases import CASES
 from benchmarks.results import heading, machine, write, write_figures
-
-HERE = pathlib.Path(__file__).resolve().parent.parent
+from benchmarks.worker import Worker
 
 # Benchmarks that run their variants themselves.
 OWN = {
@@ -95,61 +90,22 @@ def measure(name, variants, rounds, against=None):
     """
     workers = {}
     for variant in variants:
-        workers[variant] = _start(name, variant, HERE)
+        workers[variant] = Worker("benchmarks.worker", name, variant)
         if against is not None:
-            workers[f"before: {variant}"] = _start(name, variant, against.resolve())
+            before = Worker("benchmarks.worker", name, variant, checkout=against.resolve())
+            workers[f"before: {variant}"] = before
     try:
-        return _measure(workers, rounds)
+        # One at a time: compiling in parallel would distort the times.
+        figures = {variant: worker.ask("begin") for variant, worker in workers.items()}
+        steps = [{v: worker.ask("step") for v, worker in workers.items()} for _ in range(rounds)]
+        for variant, worker in workers.items():
+            times = [answers[variant]["step_s"] for answers in steps]
+            figures[variant] |= {"steps_s": times, "step_s": statistics.median(times)}
+            figures[variant] |= {"amount": steps[-1][variant]["amount"], **worker.ask("end")}
+        return figures
     finally:
         for worker in workers.values():
-            worker.kill()  # no effect if it has exited
-            worker.wait()
-
-
-def _measure(workers, rounds):
-    variants = list(workers)
-    figures = {variant: {"steps_s": []} for variant in variants}
-    for variant in variants:  # one at a time: compiling in parallel would distort the times
-        _send(workers[variant], "begin")
-        figures[variant] |= _answer(workers[variant], variant)
-        _answer(workers[variant], variant)  # a warm-up step
-    for _ in range(rounds):
-        for variant in variants:
-            _send(workers[variant], "step")
-            answer = _answer(workers[variant], variant)
-            figures[variant]["steps_s"].append(answer["step_s"])
-            figures[variant]["amount"] = answer["amount"]
-    for variant in variants:
-        _send(workers[variant], "end")
-        figures[variant] |= _answer(workers[variant], variant)
-        workers[variant].wait()
-        figures[variant]["step_s"] = statistics.median(figures[variant]["steps_s"])
-    return figures
-
-
-def _start(name, variant, checkout):
-    path = os.pathsep.join([str(checkout), str(checkout / "packages" / "keras_streams")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.worker", name, variant],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        cwd=checkout,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-
-
-def _send(worker, command):
-    worker.stdin.write(command + "\n")
-    worker.stdin.flush()
-
-
-def _answer(worker, variant):
-    line = worker.stdout.readline()
-    if not line:
-        raise RuntimeError(f"The variant {variant!r} exited with status {worker.wait()}.")
-    return json.loads(line)
+            worker.kill()
 
 
 def markdown(name, results):

@@ -5,11 +5,12 @@ import json
 import os
 
 from keras_streams.files import atomic_write
-from trellis_keras.zoo import environment
 
 
 def machine():
     """Returns the measured environment: processor, cores, backend, versions and commit."""
+    from trellis_keras.zoo import environment  # imports Keras, which some processes do without
+
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ("keras", backend if backend == "tensorflow" else "jax")
     return {

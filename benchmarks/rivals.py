@@ -11,51 +11,26 @@ turns. continual-inference 1.2.4 is not included, because it does not support di
 
 import importlib.metadata
 import importlib.util
-import json
-import os
-import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
 import numpy as np
 
 from benchmarks.results import heading, machine, write, write_figures
+from benchmarks.worker import Worker, serve
 
 # Frameworks and the package are imported by the functions: each program has its own process.
 
-HERE = pathlib.Path(__file__).resolve().parent.parent
 BATCH, TIME, CHANNELS = 32, 600, 2
 TAPS, DEPTH, FILTERS = 8, 8, 24
 RECEPTIVE_FIELD = 1 + 2 * (TAPS - 1) * (2**DEPTH - 1)
 STEPS = 1000  # to compare with the full pass
 
 
-class Program:
-    """A net to train and to stream.
-
-    Attributes:
-        parameters: Number of parameters.
-        state_bytes: Size of a stream's state, after `reset`.
-        compiler: What training steps are compiled by.
-    """
-
-    parameters = 0
-    state_bytes = 0
-    compiler = "none"
-
-    def train(self):
-        """Runs a training step."""
-
-    def full(self, x):
-        """Returns the outputs (steps,) of inputs (steps, channels), in one pass."""
-
-    def reset(self):
-        """Starts a stream."""
-
-    def step(self, x):
-        """Reads a step (channels,) and returns the output."""
+# A program has `train()`, a training step; `full(x)`, the outputs (steps,) of inputs (steps,
+# channels) in one pass; `reset()`, which starts a stream and sets `state_bytes`; and `step(x)`,
+# which reads a step (channels,) and returns the output.
 
 
 def _batch():
@@ -64,7 +39,7 @@ def _batch():
     return x, x[:, :, :1].sum(axis=1)
 
 
-class _Keras(Program):
+class _Keras:
     """A backbone with a Dense(1) on its last output, trained in graph mode or with XLA."""
 
     def __init__(self, backbone, per_step):
@@ -213,10 +188,11 @@ class KerasGRU(_KerasRNN):
     layer, units = "GRU", 150
 
 
-class _Torch(Program):
+class _Torch:
     """A module from (batch, time, channels) to (batch, time, 1), trained in eager mode."""
 
     formats = "PyTorch, ONNX"
+    compiler = "none"
 
     def __init__(self, module):
         import torch
@@ -324,68 +300,51 @@ def run(folder, turns):
 
 def measure(turns):
     """Returns {program: its properties and the medians of its turns}."""
-    workers, figures = {}, {}
+    workers = {}
     for name, program in VARIANTS.items():
-        module = _MODULES.get(program.package, program.package)
-        if importlib.util.find_spec(module) is None:
-            continue
-        workers[name] = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.rivals", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=HERE,
-            env=os.environ | {"PYTHONPATH": str(HERE), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        figures[name] = _answer(name, workers[name])
-    measured: dict[str, list] = {name: [] for name in workers}
-    for _ in range(turns):
-        for name, worker in workers.items():
-            worker.stdin.write("turn\n")
-            worker.stdin.flush()
-            measured[name].append(_answer(name, worker))
-    for name, worker in workers.items():
-        worker.stdin.close()
-        worker.wait()
+        if importlib.util.find_spec(_MODULES.get(program.package, program.package)) is not None:
+            workers[name] = Worker("benchmarks.rivals", name)
+    try:
+        figures = {name: worker.ask("facts") for name, worker in workers.items()}
+        measured = [{n: worker.ask("turn") for n, worker in workers.items()} for _ in range(turns)]
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    for name, found in figures.items():
+        found["turns"] = [turn[name] for turn in measured]
         for key in ("train_ms", "step_us"):
-            figures[name][key] = statistics.median(turn[key] for turn in measured[name])
-        figures[name]["turns"] = measured[name]
+            found[key] = statistics.median(turn[key] for turn in found["turns"])
     return figures
 
 
-def _answer(name, worker):
-    line = worker.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{name} exited with status {worker.wait()}.")
-    return json.loads(line)
-
-
 def work(name):
-    """Prints a program's properties, then the figures of a turn for each line on standard input."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keeps other output out of the answers
-    program = VARIANTS[name]()
+    """Answers with a program's properties, and with the figures of each turn."""
+    program = None
     x = np.random.default_rng(0).normal(size=(STEPS, CHANNELS)).astype("float32")
-    program.reset()
-    found = np.array([program.step(row) for row in x[: 20 if name == "keras-tcn" else None]])
-    expected = program.full(x)[: len(found)]
-    facts = {
-        "parameters": int(program.parameters),
-        "state_bytes": program.state_bytes,
-        "difference": float(np.abs(found - expected).max() / np.abs(expected).max()),
-        "formats": program.formats,
-        "compiler": program.compiler,
-        "version": importlib.metadata.version(program.package),
-    }
-    program.train()
-    print(json.dumps(facts), file=out)
-    count = 5 if name == "keras-tcn" else 200
-    while sys.stdin.readline().strip() == "turn":
+
+    def facts():
+        nonlocal program
+        program = VARIANTS[name]()
+        program.reset()
+        found = np.array([program.step(row) for row in x[: 20 if name == "keras-tcn" else None]])
+        expected = program.full(x)[: len(found)]
+        program.train()
+        return {
+            "parameters": int(program.parameters),
+            "state_bytes": program.state_bytes,
+            "difference": float(np.abs(found - expected).max() / np.abs(expected).max()),
+            "formats": program.formats,
+            "compiler": program.compiler,
+            "version": importlib.metadata.version(program.package),
+        }
+
+    def turn():
         train_ms = 1e3 * _seconds(program.train, 5)
         program.step(x[0])
-        step_us = 1e6 * _seconds(lambda: program.step(x[1]), count)
-        print(json.dumps({"train_ms": train_ms, "step_us": step_us}), file=out)
+        count = 5 if name == "keras-tcn" else 200
+        return {"train_ms": train_ms, "step_us": 1e6 * _seconds(lambda: program.step(x[1]), count)}
+
+    serve(facts=facts, turn=turn)
 
 
 def _seconds(function, count):
