@@ -1,6 +1,5 @@
 """Jobs: what a failed start leaves, what a kill leaves, and one process at a time."""
 
-import contextlib
 import subprocess
 import sys
 
@@ -86,23 +85,14 @@ with folder_lock(sys.argv[1]):
 """
 
 
-@contextlib.contextmanager
-def another_process_in(folder):
-    """Holds the lock of a folder in another process, which is killed at the end."""
-    command = [sys.executable, "-c", HOLD_LOCK, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stdout.readline() == "locked\n"
-            yield process
-        finally:
-            process.kill()
-
-
 def test_a_folder_is_locked_until_its_process_is_killed(tmp_path):
-    with another_process_in(tmp_path):
-        with pytest.raises(ValueError, match=f"^{tmp_path} is in use by another process. Wait"):
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(ValueError, match=f"^{tmp_path} is in use by another process"):
             with folder_lock(tmp_path):
                 pass
+        process.kill()
     with folder_lock(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()

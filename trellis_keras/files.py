@@ -47,15 +47,6 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     If the block raises, or the new folder cannot be renamed, the old folder is kept. A kill never
     leaves a partial folder; a kill between the two renames leaves both complete folders beside
     `path`, and nothing at `path`. Of several processes that write the same folder, the last wins.
-
-    Args:
-        path: The folder to write, which may exist. Its parent must exist.
-
-    Yields:
-        A new folder beside it.
-
-    Raises:
-        OSError: If the folder cannot be written. The message names `path`.
     """
     path = Path(path)
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
@@ -100,14 +91,10 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
 
 
 def open_file(path: str | os.PathLike) -> io.BufferedReader:
-    """Opens a file for reading in binary, unless it is a pipe or a device.
+    """Opens a file for reading in binary, unless it is a pipe or a device: a `ValueError`.
 
     Every file that a user names, or that may come from a stranger, is opened here or checked with
     `Path.is_file` before: opening a named pipe would wait for its writer.
-
-    Raises:
-        ValueError: If it is not a regular file.
-        OSError: If it cannot be opened.
     """
     file = open(path, "rb", opener=_open_without_waiting)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -131,22 +118,14 @@ def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"{path} has more than {largest:,} bytes.")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8: {error}") from error
+    return decode(content, path)
 
 
 def read_json(path: str | os.PathLike, meaning: str, largest: int = _MAX_JSON) -> dict[str, Any]:
-    """Returns the JSON object in a small file.
-
-    Args:
-        path: The file.
-        meaning: Description of the object for error messages, such as "a report".
-        largest: Positive integer, maximum size of the file in bytes. Defaults to 8 MiB.
+    """Returns the JSON object in a small file; error messages name `meaning`, as "a report".
 
     Raises:
-        ValueError: If the file contains anything else.
+        ValueError: If the file contains anything else, or has more than `largest` bytes.
         OSError: If it cannot be read.
     """
     text = read_text(path, largest)
@@ -178,14 +157,7 @@ def remove_unfinished(folder: str | os.PathLike) -> None:
 
 
 def make_writable(folder: str | os.PathLike) -> Path:
-    """Creates a folder if needed and checks that it is writable.
-
-    Returns:
-        The folder, with `~` expanded.
-
-    Raises:
-        ValueError: If it cannot be created or written to.
-    """
+    """Creates a folder if needed and returns it, with `~` expanded."""
     folder = Path(folder).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,9 +176,6 @@ def read_npz(
     Args:
         path: A path or a binary file object.
         names: The arrays to read. Defaults to `None`, all of them.
-
-    Returns:
-        The arrays by name.
 
     Raises:
         ValueError: If the content is not an `.npz` archive, is damaged, contains Python objects, or
@@ -300,11 +269,7 @@ def existing(path: Path) -> Path | None:
 
 
 def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Path:
-    """Returns the path of a user's file, which is also searched in `data_dir`.
-
-    Raises:
-        FileNotFoundError: If it does not exist.
-    """
+    """Returns the path of a user's file, which is also searched in `data_dir`."""
     places = [Path(path).expanduser()]
     if data_dir is not None:
         places.append(Path(data_dir).expanduser() / places[0].name)
@@ -318,11 +283,7 @@ def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Pat
 
 
 def read_file(path: Path) -> bytes:
-    """Reads a whole file, decompressed if its name ends with `.gz`.
-
-    Raises:
-        ValueError: If it is empty, damaged, or unpacks to far more than its size.
-    """
+    """Reads a whole file, decompressed if its name ends with `.gz`."""
     if path.suffix == ".gz":
         for _ in read_blocks(path):  # checks its size in little memory
             pass
@@ -340,9 +301,6 @@ def read_blocks(path: Path, description: str | None = None) -> Iterator[bytes]:
         path: The file.
         description: String, the title of the progress bar on a terminal. Defaults to `None`, no
             bar.
-
-    Raises:
-        ValueError: If it is damaged, or unpacks to far more than its size.
     """
     stored_size, size = path.stat().st_size, 0
     limit = max(MAX_UNPACKED, _MAX_EXPANSION * stored_size)
@@ -387,9 +345,6 @@ def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
         path: The file of the content, for the error message.
         hint: String appended to the error message.
         start: Integer, offset of the content in the file.
-
-    Raises:
-        ValueError: If it is not UTF-8.
     """
     try:
         return content.decode("utf-8")

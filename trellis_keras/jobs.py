@@ -102,10 +102,7 @@ def different_settings(
 ) -> str:
     """Returns the settings in which a process differs from the one that began a job, as text.
 
-    Args:
-        there: The settings with which the job began.
-        here: The settings of this process.
-        free: Names of settings that may differ.
+    Those named in `free` may differ.
 
     Example:
 
@@ -123,17 +120,8 @@ def different_settings(
 def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
     """Locks a folder against other processes. A killed process releases its lock.
 
-    Args:
-        folder: A writable folder.
-
     Raises:
         ValueError: If another process holds the lock.
-
-    Example:
-
-    >>> from keras_streams.files import atomic_write
-    >>> with folder_lock("."), atomic_write("notes.txt") as temporary:
-    ...     _ = temporary.write_text("no other process writes here")
     """
     path = Path(folder) / _LOCK
     lock = FileLock(path)
@@ -153,13 +141,7 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def check_no_links(folder: str | os.PathLike) -> None:
-    """Checks that a folder contains no symbolic link, at any depth.
-
-    Writing or removing through a link would change files elsewhere.
-
-    Raises:
-        ValueError: If there is a link.
-    """
+    """Raises ValueError if a folder contains a link, through which other files would change."""
     for path in Path(folder).rglob("*"):
         if path.is_symlink():
             raise ValueError(
