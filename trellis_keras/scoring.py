@@ -30,6 +30,8 @@ METRICS = {
     "cross_entropy": lambda nats: nats,
 }
 
+# What reading a damaged state raises.
+_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # Lines are scored and written in windows of this many batches, so that similar lengths can share
 # a batch.
 _WINDOW_BATCHES = 64
@@ -55,7 +57,8 @@ def score(
     Each line is a document, scored independently. With `whole=True` the file is one text: the
     model's context continues across lines, and the rows sum to the log-probability of the file. In
     either case a score equals that of one forward pass over the text, however long: texts longer
-    than a batch are split, and the streaming cache is carried across the parts.
+    than a batch are split, and the streaming cache is carried across the parts. Memory does not
+    grow with the file, nor (without `field`) with the length of a line.
 
     The output has one row per line, in order: `line` (from 1), `log_probability` (sum in nats),
     `num_tokens` (number of tokens in the sum) and the metric, empty if there are no tokens. The
@@ -66,8 +69,6 @@ def score(
     Until the output is complete, progress is stored in the folder `<output>.unfinished`. The same
     call resumes an interrupted job and writes the same bytes. Lines after the scored part may be
     edited in the meantime, for example to correct a line that could not be read.
-
-    Memory does not grow with the file, nor (without `field`) with the length of a line.
 
     Args:
         model: Built `LanguageModel` with a vocabulary and a backbone that streams, or a
@@ -93,9 +94,9 @@ def score(
         (`None` without tokens).
 
     Raises:
-        ValueError: Invalid arguments; a line that is not UTF-8, has symbols unknown to a vocabulary
-            without an unknown token, or no text in its `field`; an interrupted job with different
-            arguments, model or text; or a job in use by another process.
+        ValueError: Invalid arguments; a line that cannot be read or has symbols unknown to a
+            vocabulary without an unknown token; an interrupted job with different arguments, model
+            or text; or a job in use by another process.
         OSError: The files cannot be read or written.
 
     Example:
@@ -113,7 +114,18 @@ def score(
     (3, 9)
     """
     path, output = pathlib.Path(path).expanduser(), pathlib.Path(output).expanduser()
-    _check(model, path, output, whole, field, start, metric, batch_tokens)
+    _check_model(model, start, batch_tokens)
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    if output.suffix not in (".csv", ".jsonl"):
+        raise ValueError(f"`output` must be a .csv or .jsonl file. Received: {output}")
+    if metric not in METRICS:
+        raise ValueError(f"`metric` must be one of {sorted(METRICS)}. Received: {metric!r}")
+    if whole and field is not None:
+        raise ValueError(
+            "A file of JSON objects cannot be one text: use only one of `whole` and `field`. "
+            f"Received: whole=True, field={field!r}"
+        )
     check_output(output, [path], overwrite)
     settings = {
         "whole": whole,
@@ -140,13 +152,6 @@ def score_documents(
 
     This is `score` for documents in memory. Documents are encoded unchanged: with a word
     vocabulary, `"<eos>"` is read after each line.
-
-    Args:
-        model, start, batch_tokens: As in `score`.
-        documents: Strings.
-
-    Raises:
-        ValueError: As in `score`.
 
     Example:
 
@@ -193,21 +198,6 @@ def _check_model(model, start, batch_tokens):
     if batch_tokens is not None and (batch_tokens < 16 or batch_tokens & (batch_tokens - 1)):
         raise ValueError(
             f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens}"
-        )
-
-
-def _check(model, path, output, whole, field, start, metric, batch_tokens):
-    _check_model(model, start, batch_tokens)
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
-    if output.suffix not in (".csv", ".jsonl"):
-        raise ValueError(f"`output` must be a .csv or .jsonl file. Received: {output}")
-    if metric not in METRICS:
-        raise ValueError(f"`metric` must be one of {sorted(METRICS)}. Received: {metric!r}")
-    if whole and field is not None:
-        raise ValueError(
-            "A file of JSON objects cannot be one text: use only one of `whole` and `field`. "
-            f"Received: whole=True, field={field!r}"
         )
 
 
@@ -265,14 +255,14 @@ class _Progress:
                 unit="B",
                 unit_scale=True,
                 disable=None if verbose else True,  # None: shown on a terminal only
-                mininterval=0.5,
-            ) as self.bar,
+            ) as bar,
         ):
             if not resumed and self.output.suffix == ".csv":
                 file.write((",".join(self.columns) + "\n").encode())
             for window in self.reader.windows(_WINDOW_BATCHES * self.scorer.batch_tokens):
                 self._score(window)
                 self._write(file)
+                bar.update(self.reader.offset - bar.n)
             self._add(self.text.finish())
             self._write(file)
         self.job.finish(self.rows, self.output)
@@ -288,8 +278,6 @@ class _Progress:
         documents, parts = [], []
         read = self.reader.line + 1 - self.next_line
         self.pending = np.pad(self.pending, [(0, read - len(self.pending)), (0, 0)])
-        tokens = sum(len(piece.ids) for piece in window)
-        self.bytes_per_token = (self.reader.offset - self.bar.n) / max(1, tokens)
         for piece in window:
             if piece.starts and piece.ends and not self.whole:
                 documents.append(piece)
@@ -307,7 +295,6 @@ class _Progress:
     def _add(self, scored):
         for lines, sums, counts in scored:
             np.add.at(self.pending, lines - self.next_line, np.stack([sums, counts], axis=1))
-            self.bar.update(self.bytes_per_token * int(counts.sum()))
 
     def _write(self, file):
         lines = range(self.next_line, min(self.reader.line, self.text.line))
@@ -327,7 +314,6 @@ class _Progress:
         file.flush()
         os.fsync(file.fileno())
         self.save(file.tell())
-        self.bar.update(self.reader.offset - self.bar.n)
 
     def save(self, written):
         """Records that the first `written` bytes of the rows are valid."""
@@ -347,11 +333,7 @@ class _Progress:
             np.savez(file, progress=json.dumps(progress), **arrays)
 
     def load(self):
-        """Loads the progress of an interrupted job.
-
-        Raises:
-            ValueError: The progress is damaged, or the settings or the text differ.
-        """
+        """Loads the progress of an interrupted job, unless the settings or the text differ."""
         try:
             arrays = read_npz(self.state)
             progress = json.loads(str(arrays.pop("progress")))
@@ -366,14 +348,7 @@ class _Progress:
             self.text.ids, self.text.lines = arrays.pop("ids"), arrays.pop("lines")
             self.text.cache = _cache_like(self.model.initial_cache(1), arrays) if arrays else None
             os.truncate(self.rows, progress["written"])
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except _DAMAGE as error:
             raise ValueError(
                 f"{self.job.folder} cannot be resumed: {error}. To start over, remove it."
             ) from error
