@@ -1,6 +1,7 @@
 """interop: weights of keras-tcn. The fixture was made by keras-tcn (see make_keras_tcn_fixture)."""
 
 import functools
+import types
 
 import keras
 import numpy as np
@@ -15,45 +16,18 @@ from trellis_keras.layers import TCN
 both = pytest.mark.both_backends
 
 # Our arguments for the cases of the fixture.
+LAST = {"return_sequences": False}
+SKIPS = {"skip_connections": True}
 OURS = {
-    "plain": {
-        "filters": 5,
-        "kernel_size": 3,
-        "depth": 3,
-        "skip_connections": True,
-        "return_sequences": False,
-    },
+    "plain": {"filters": 5, "kernel_size": 3, "depth": 3, **SKIPS, **LAST},
     "no skip connections": {"filters": [4, 6], "kernel_size": 2, "dilations": [1, 3]},
-    "two stacks": {
-        "filters": 3,
-        "kernel_size": 4,
-        "dilations": 2 * [1, 2],
-        "skip_connections": True,
-        "return_sequences": False,
-        "go_backwards": True,
-        "weight_norm": False,
-    },
-    "layer normalization": {
-        "filters": 6,
-        "kernel_size": 2,
-        "dilations": [2, 1],
-        "skip_connections": True,
-        "normalization": "layer",
-    },
-    "batch normalization": {
-        "filters": 4,
-        "kernel_size": 3,
-        "dilations": 2 * [1, 2],
-        "return_sequences": False,
-    },
-    "centered": {
-        "filters": 4,
-        "kernel_size": 4,
-        "depth": 3,
-        "skip_connections": True,
-        "padding": "same",
-        "activation": "linear",
-    },
+    "two stacks": {"filters": 3, "kernel_size": 4, "dilations": 2 * [1, 2], **SKIPS, **LAST}
+    | {"go_backwards": True, "weight_norm": False},
+    "layer normalization": {"filters": 6, "kernel_size": 2, "dilations": [2, 1], **SKIPS}
+    | {"normalization": "layer"},
+    "batch normalization": {"filters": 4, "kernel_size": 3, "dilations": 2 * [1, 2], **LAST},
+    "centered": {"filters": 4, "kernel_size": 4, "depth": 3, **SKIPS}
+    | {"padding": "same", "activation": "linear"},
 }
 
 
@@ -83,17 +57,8 @@ def test_outputs_are_those_of_keras_tcn(name, options, arrays):
 
 
 def test_in_a_model(arrays):
-    def model():
-        return keras.Sequential(
-            [
-                keras.Input(SHAPE[1:]),
-                keras.layers.LayerNormalization(),
-                TCN(**OURS["two stacks"]),
-                keras.layers.Dense(2),
-            ]
-        )
-
-    new = model()
+    parts = [keras.layers.LayerNormalization(), TCN(**OURS["two stacks"]), keras.layers.Dense(2)]
+    new = keras.Sequential([keras.Input(SHAPE[1:]), *parts])
     random = np.random.default_rng(0)
     norm = [random.normal(size=3).astype("float32") for _ in range(2)]
     dense = [random.normal(size=shape).astype("float32") for shape in ((3, 2), (2,))]
@@ -111,17 +76,17 @@ def test_weights_that_do_not_fit(arrays):
     layer = made(plain, SHAPE)
     before = layer.get_weights()
     for given, message in (
-        (weights[:-1], "weights end before block_3, convolution_2, bias of shape .5,."),
-        ([*weights, weights[0]], r"1 arrays are left over, of shapes \[.3, 3, 5.\]"),
-        ([weights[0][:2], *weights[1:]], r"block_1, .*needs .* \(3, 3, 5\). Received.*\(2, 3, 5\)"),
-        (weights_of(arrays, "layer normalization"), "have layer normalization.*must be 'layer'"),
+        (weights[:-1], "weights end before block_3"),
+        ([*weights, weights[0]], "1 arrays are left over"),
+        ([weights[0][:2], *weights[1:]], r"block_1, .*\(2, 3, 5\)"),
+        (weights_of(arrays, "layer normalization"), "have layer normalization"),
     ):
         with pytest.raises(ValueError, match=message):
             load_keras_tcn(layer, given)
     for found, expected in zip(layer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(found, expected)
     for other, message in (
-        (made(plain, SHAPE, normalization="layer"), "have no normalization.*must be None"),
+        (made(plain, SHAPE, normalization="layer"), "have no normalization"),
         (made(plain, SHAPE, activation="silu"), "applies the activation twice"),
         (plain(), "not built"),
         (keras.layers.Dense(3), "must be a TCN or a model"),
@@ -147,53 +112,38 @@ def test_conversion_of_a_layer(name):
     assert TCN.from_config(config).get_config() == config
 
 
-class OldLayer:
+def old_layer(weights, **options):
     """What the conversion reads of a keras-tcn layer."""
-
-    nb_filters, name, built, trainable = 5, "old", True, False
-
-    def __init__(self, weights, **options):
-        self.options, self.weights = options, weights
-
-    def get_config(self):
-        return {
-            "nb_filters": 5,
-            "nb_stacks": 1,
-            "kernel_size": 3,
-            "dilations": (1, 2, 4),
-            "dropout_rate": 0.0,
-            "activation": "relu",
-            "use_batch_norm": False,
-            "use_layer_norm": False,
-            "padding": "causal",
-            "use_skip_connections": True,
-            "return_sequences": False,
-            "go_backwards": False,
-            **self.options,
-        }
-
-    def get_weights(self):
-        return self.weights
-
-    dtype_policy = "float32"
+    config = {"nb_filters": 5, "nb_stacks": 1, "kernel_size": 3, "dilations": (1, 2, 4)}
+    config |= {"dropout_rate": 0.0, "activation": "relu", "padding": "causal"}
+    config |= {"use_batch_norm": False, "use_layer_norm": False, "use_skip_connections": True}
+    config |= {"return_sequences": False, "go_backwards": False, **options}
+    return types.SimpleNamespace(
+        nb_filters=5,
+        name="old",
+        built=True,
+        trainable=False,
+        dtype_policy="float32",
+        weights=weights,
+        get_weights=lambda: weights,
+        get_config=lambda: config,
+    )
 
 
 def test_options_of_the_old_layer_are_compared(arrays):
-    layer, weights = (
-        made(functools.partial(TCN, **OURS["plain"]), SHAPE),
-        weights_of(arrays, "plain"),
-    )
-    load_keras_tcn(layer, OldLayer(weights))
+    layer = made(functools.partial(TCN, **OURS["plain"]), SHAPE)
+    weights = weights_of(arrays, "plain")
+    load_keras_tcn(layer, old_layer(weights))
     for options, message in (
         ({"use_skip_connections": False}, "skip_connections=False"),
         ({"dilations": (1, 2, 3)}, r"dilations=\[1, 2, 3\]"),
         ({"activation": "linear"}, "activation='linear'"),
     ):
-        with pytest.raises(ValueError, match=f"needs the options .*: {message}"):
-            load_keras_tcn(layer, OldLayer(weights, **options))
+        with pytest.raises(ValueError, match=message):
+            load_keras_tcn(layer, old_layer(weights, **options))
 
 
 def test_conversion_keeps_frozen_layers_frozen(arrays):
-    new = from_keras_tcn(OldLayer(weights_of(arrays, "plain")))
+    new = from_keras_tcn(old_layer(weights_of(arrays, "plain")))
     assert not new.trainable
     assert_equal_outputs(new(arrays["plain.x"]), arrays["plain.y"])

@@ -18,7 +18,7 @@ from trellis_keras.layers import (
     TrellisLayer,
 )
 from trellis_keras.models import LanguageModel
-from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
+from trellis_keras.torch_weights import load_torch_state_dict, short_name
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -37,14 +37,9 @@ def built_model(**options):
 
 
 def weights(units=3, channels=2):
-    rng = np.random.default_rng(0)
-    shapes = {
-        "weight1_v": (4 * units, channels, 2),
-        "weight1_g": (4 * units, 1, 1),
-        "weight2_v": (4 * units, units, 2),
-        "weight2_g": (4 * units, 1, 1),
-        "bias2": (4 * units,),
-    }
+    rng, rows = np.random.default_rng(0), 4 * units
+    shapes = {"weight1_v": (rows, channels, 2), "weight1_g": (rows, 1, 1), "bias2": (rows,)}
+    shapes |= {"weight2_v": (rows, units, 2), "weight2_g": (rows, 1, 1)}
     return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
@@ -100,7 +95,7 @@ def test_tails_of_the_split_cross_entropy():
 def test_an_untied_decoder_has_weights_of_its_own():
     model, state = built_model(tie_embeddings=False), model_weights()
     decoder = np.random.default_rng(2).normal(size=(7, 4))
-    assert_refused(model, state, r"lacks \['decoder.weight'\]")
+    assert_refused(model, state, "decoder.weight")
     load_torch_state_dict(model, state | {"decoder.weight": decoder})
     np.testing.assert_allclose(model.head.kernel, decoder.T, rtol=1e-6)
 
@@ -145,36 +140,21 @@ def test_all_names_of_a_mixture_of_softmaxes():
     np.testing.assert_allclose(model.embedding.embeddings, state["encoder.weight"], rtol=1e-6)
 
 
-def test_a_tcn_checkpoint_names_its_convolutions_twice():
-    layer, same = (TCN(4, 3, 2) for _ in range(2))
-    rng, state = np.random.default_rng(0), {}
-    for each in (layer, same):
-        each.build((None, None, 4))
-    for variable, (name,), _ in parameters(layer):
-        shape = variable.shape[::-1]
-        state[name] = rng.normal(size=(*shape, 1, 1) if name.endswith("_g") else shape)
-    load_torch_state_dict(same, state)
-    twice = {
-        name.replace("conv1", "net.0").replace("conv2", "net.4"): array
-        for name, array in state.items()
-    }
-    load_torch_state_dict(layer, state | twice)
-    assert_same_weights(layer, same)
-
-
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight2_g": None}, r"lacks \['weight2_g'\]. It has \['bias2', 'weight1_g'"),
-        ({"tnet.weight3": np.ones(2)}, "'tnet.weight3', but the model has no such parameter"),
-        ({"encoder.weight": np.ones((7, 4))}, "'encoder.weight', but the model has no"),
-        ({"tnet.bias2": np.ones(12)}, "'bias2' is ambiguous: 'tnet.bias2' has different values"),
-        ({"weight1_v": np.ones((11, 2, 2))}, r"'weight1_v' .* shape \(2, 2, 12\) .*\(11, 2, 2\)"),
-        ({"weight1_g": np.float64(1)}, r"'weight1_g' must convert to shape \(12,\)"),
-        ({"bias2": np.full(12, "a")}, "Received: .12,. <U1"),
+        ({"weight2_g": None}, r"lacks \['weight2_g'\]"),
+        ({"tnet.weight3": np.ones(2)}, "'tnet.weight3'"),
+        ({"encoder.weight": np.ones((7, 4))}, "'encoder.weight'"),
+        ({"tnet.bias2": np.ones(12)}, "'bias2' is ambiguous"),
+        ({"weight1_v": np.ones((11, 2, 2))}, "'weight1_v' must convert"),
+        ({"weight1_g": np.float64(1)}, "'weight1_g' must convert"),
+        ({"bias2": np.full(12, "a")}, "<U1"),
+        ({"bias2": np.ones(12, "complex64")}, "complex64"),
+        ({"bias2": np.broadcast_to(np.float32(1), (10**6, 10**6))}, "at most 12 values"),
     ],
 )
 def test_state_dicts_that_do_not_fit(change, message):
@@ -196,42 +176,25 @@ def test_models_that_the_authors_do_not_have():
 
 
 def test_npz_files(tmp_path, monkeypatch):
+    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in weights().items()}
     layer, same, path = built_layer(), built_layer(), tmp_path / "weights.npz"
-    np.savez(path, **weights())
-    load_torch_state_dict(layer, path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    load_torch_state_dict(same, "~/weights.npz")
-    assert_same_weights(layer, same)
+    for state in (weights(), half):
+        np.savez(path, **state)
+        load_torch_state_dict(layer, "~/weights.npz")
+        load_torch_state_dict(same, {k: v.astype("float32") for k, v in state.items()})
+        assert_same_weights(layer, same)
     np.savez(path, **weights(), other=np.ones(2))
-    assert_refused(layer, path, "weights.npz: The state dict has 'other'")
+    assert_refused(layer, path, "weights.npz: .*'other'")
     path.write_bytes(path.read_bytes()[:-300])
     assert_refused(layer, path, "weights.npz: ")
-    np.savez(path, weight1_v=np.array([object()]))
-    assert_refused(layer, path, "weights.npz: .*object")
     assert_refused(layer, tmp_path / "no.npz", "There is no checkpoint", FileNotFoundError)
-
-
-def test_npz_files_of_bfloat16(tmp_path):
-    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in weights().items()}
-    layer, same = built_layer(), built_layer()
-    np.savez(tmp_path / "weights.npz", **half)
-    load_torch_state_dict(layer, tmp_path / "weights.npz")
-    load_torch_state_dict(same, {name: array.astype("float32") for name, array in half.items()})
-    assert_same_weights(layer, same)
-
-
-def test_arrays_that_are_far_too_large_or_hold_no_real_numbers():
-    for array, message in (
-        (np.broadcast_to(np.float32(1), (10**6, 10**6)), r"'bias2' must have at most 12 values"),
-        (np.ones(12, "complex64"), "'bias2' must hold real numbers. Received: .12,. complex64"),
-    ):
-        assert_refused(built_layer(), weights() | {"bias2": array}, message)
 
 
 @pytest.mark.parametrize("name", ["torch_trellis.pt", "torch_trellis_old.pt"])
 def test_torch_files(name):
     """They hold numbers that count up, one in the format before PyTorch 1.6."""
-    pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    pytest.importorskip("torch")
     count = np.arange(120, dtype="float32")
     layer, same = (built_layer(weight_norm=False) for _ in range(2))
     load_torch_state_dict(layer, GOLDEN / name)
@@ -245,7 +208,7 @@ def test_torch_files(name):
 
 
 def test_torch_tensors_of_any_kind():
-    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    torch = pytest.importorskip("torch")
     layer, same = built_layer(), built_layer()
     tensors = {name: torch.tensor(array).bfloat16() for name, array in weights().items()}
     tensors["bias2"] = torch.nn.Parameter(tensors["bias2"])
@@ -263,7 +226,7 @@ def test_versions_of_pytorch_that_run_code_are_refused(tmp_path, monkeypatch):
 
 
 def test_expanded_torch_tensors(tmp_path):
-    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    torch = pytest.importorskip("torch")
     layer, same = built_layer(), built_layer()
     tensors = {name: torch.tensor(array) for name, array in weights().items()}
     one = torch.tensor(0.5, dtype=torch.bfloat16)
@@ -284,36 +247,26 @@ class Hostile:
 
 
 def test_torch_files_that_hold_no_state_dict(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    for content, message in (
-        ({"weight1": Hostile()}, "weights_only=True. rejects the file"),
-        (torch.nn.Linear(2, 2), "weights_only=True. rejects the file"),
-        ({"epoch": 3}, "Expected a state dict"),
-        ([torch.ones(2)], "Expected a state dict, .* Received: list"),
-    ):
+    for content in ({"weight1": Hostile()}, torch.nn.Linear(2, 2), {"epoch": 3}, [torch.ones(2)]):
         torch.save(content, "w.pt")
-        assert_refused(built_layer(), "w.pt", f"w.pt: .*{message}")
+        assert_refused(built_layer(), "w.pt", "w.pt: ")
     pathlib.Path("w.pt").write_bytes(b"no checkpoint")
-    assert_refused(built_layer(), "w.pt", "w.pt: .*rejects the file")
+    assert_refused(built_layer(), "w.pt", "w.pt: ")
     assert not pathlib.Path("a checkpoint ran this").exists()
 
 
 # Lattices
 
 
-def lattice_weights(units=3, depth=2, variant_gates=4, prefix="rnn."):
+def lattice_weights(depth=2, gates=4):
     rng = np.random.default_rng(0)
-    shapes = {
-        "lin.weight": (variant_gates * units, 2 * units),
-        "lin.bias": (variant_gates * units,),
-        "gate0.weight": (units, 2 * units),
-        "gate0.bias": (units,),
-        "gate1.weight": (units, 2 * units),
-        "gate1.bias": (units,),
-    }
+    rows = {"lin": 3 * gates, "gate0": 3, "gate1": 3}
+    shapes = {f"{name}.weight": (n, 6) for name, n in rows.items()}
+    shapes |= {f"{name}.bias": (n,) for name, n in rows.items()}
     return {
-        f"{prefix}layers.{i}.rnn.0.{name}": rng.normal(size=shape)
+        f"rnn.layers.{i}.rnn.0.{name}": rng.normal(size=shape)
         for i in range(depth)
         for name, shape in shapes.items()
     }
@@ -346,31 +299,24 @@ def test_lattices_of_any_container():
 
 def test_lattices_that_do_not_fit():
     layer, state = built(LRU(3, 2)), lattice_weights()
-    before = [np.asarray(w) for w in layer.weights]
     name = "rnn.layers.1.rnn.0.gate1.weight"
-    bad = {
-        r"gate1.weight' must convert to shape \(3, 18\)": state | {name: np.zeros((3, 7))},
-        r"\(12, 6\) float64, \(3, 6\) float64, \(2, 6\)": state | {name: np.zeros((2, 6))},
-        "lacks.*layers.1.rnn.0.gate0": lattice_weights(depth=1),
-        "has 'rnn.layers.2.rnn.0.lin.weight', but the model has no": lattice_weights(depth=3),
-    }
-    for message, weights in bad.items():
-        with pytest.raises(ValueError, match=message):
-            load_torch_state_dict(layer, weights)
-    for weight, wanted in zip(layer.weights, before, strict=True):
-        np.testing.assert_array_equal(weight, wanted)
+    for wrong, message in (
+        (state | {name: np.zeros((3, 7))}, "gate1.weight' must convert"),
+        (state | {name: np.zeros((2, 6))}, "gate1.weight' must convert"),
+        (lattice_weights(depth=1), "lacks.*layers.1.rnn.0.gate0"),
+        (lattice_weights(depth=3), "rnn.layers.2.rnn.0.lin.weight"),
+    ):
+        assert_refused(layer, wrong, message)
     load_torch_state_dict(layer, state | {f"module.{name}": state[name]})
-    with pytest.raises(ValueError, match="convention"):
-        load_torch_state_dict(built(LRU(3, 2, variant="rg")), lattice_weights(variant_gates=3))
-    with pytest.raises(ValueError, match="projection"):
-        load_torch_state_dict(built(LRU(4, 2)), state)
-    with pytest.raises(ValueError, match="Build the model"):
-        load_torch_state_dict(LRU(3, 2), state)
 
 
-@pytest.mark.parametrize("normalization", ["layer", "batch"])
-def test_a_tcn_with_normalization_is_refused(normalization):
-    layer = TCN(3, 2, 1, normalization=normalization)
-    layer.build((None, None, 2))
-    with pytest.raises(ValueError, match=f"no normalization layers.*'{normalization}'"):
-        load_torch_state_dict(layer, {})
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (LRU(3, 2, variant="rg"), "convention"),
+        (LRU(4, 2), "projection"),
+        (TCN(3, 2, 1, normalization="batch"), "normalization"),
+    ],
+)
+def test_layers_that_the_authors_do_not_have(layer, message):
+    assert_refused(built(layer), lattice_weights(), message)

@@ -30,8 +30,8 @@ def from_keras_tcn(layer: Any) -> TCN:
 
     Raises:
         ValueError: The layer is not from keras-tcn or not built, or has options without a
-            counterpart: an `activation` other than `"relu"` or `"linear"` (which keras-tcn applies
-            twice at the end of a branch), or `padding="same"` with `return_sequences=False`.
+            counterpart: an `activation` other than `"relu"` or `"linear"`, or `padding="same"` with
+            `return_sequences=False`.
 
     Example:
 
@@ -49,6 +49,7 @@ def from_keras_tcn(layer: Any) -> TCN:
         raise ValueError(f"{layer.name} is not built, so it has no weights to convert.")
     config = layer.get_config()
     filters, stacks = config["nb_filters"], config["nb_stacks"]
+    other = "layer" if config["use_layer_norm"] else None
     new = TCN(
         filters if isinstance(filters, int) else stacks * list(filters),
         config["kernel_size"],
@@ -57,7 +58,7 @@ def from_keras_tcn(layer: Any) -> TCN:
         dropout_kind="spatial",
         weight_norm=False,
         activation=config["activation"],
-        normalization=_normalization(config),
+        normalization="batch" if config["use_batch_norm"] else other,
         padding=config["padding"],
         skip_connections=config["use_skip_connections"],
         return_sequences=config["return_sequences"],
@@ -74,12 +75,10 @@ def from_keras_tcn(layer: Any) -> TCN:
 def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
     """Loads weights of keras-tcn into a `TCN`, or into a model with `TCN`s.
 
-    The outputs equal those of keras-tcn if the architectures match: filters, kernel size,
-    dilations, `skip_connections`, `padding` and `normalization` (not all of which are visible in
-    the weights). If the keras-tcn layer or model itself is given, its options are also compared.
-    Weights with batch normalization also load into a `TCN` without normalization: they are folded
-    into the kernels, using the moving statistics. With `weight_norm=True` the gains are the norms
-    of the kernels.
+    The outputs equal those of keras-tcn if the architectures match. If the keras-tcn layer or model
+    itself is given, options that are not visible in the weights are also compared. Weights with
+    batch normalization also load into a `TCN` without normalization: they are folded into the
+    kernels, using the moving statistics. With `weight_norm=True` the gains are the kernels' norms.
 
     Args:
         model: Built `TCN`, or a built `keras.Sequential` or functional model with a `TCN` for each
@@ -87,9 +86,8 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
         weights: The keras-tcn layer or model, or its `get_weights()`.
 
     Raises:
-        ValueError: There is no `TCN` or it is not built, the number or shapes of the weights do not
-            match, the options differ, or the `TCN` has options that keras-tcn lacks. In this case
-            the model is unchanged.
+        ValueError: There is no built `TCN`, the weights do not match, the options differ, or the
+            `TCN` has options that keras-tcn lacks. In this case the model is unchanged.
 
     Example:
 
@@ -126,13 +124,6 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
         )
     for weight, array in pairs:
         weight.assign(array)
-
-
-def _normalization(config):
-    """Returns the argument `normalization` that matches a keras-tcn layer."""
-    if config["use_batch_norm"]:
-        return "batch"
-    return "layer" if config["use_layer_norm"] else None
 
 
 def _is_keras_tcn(layer):

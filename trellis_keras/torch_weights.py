@@ -56,12 +56,11 @@ def load_torch_state_dict(
         model: Built `TrellisLayer` with LSTM gates, `TCN`, `LRU`, `LRUCell` or `keras.layers.RNN`
             of such cells, or a model of `trellis_keras.models` with one of these as its backbone.
         state_dict: Mapping from the authors' parameter names to arrays or tensors, or the path of
-            a checkpoint: a `.npz` file, or a file written by
-            `torch.save(model.state_dict(), path)`. The latter is read with
-            `torch.load(path, weights_only=True)` and needs PyTorch 2.6. Names may be full
-            (`tnet.module.full_conv.weight1_v_raw`) or short (`weight1_v`); a parameter may occur
-            under several names if the values agree. A model with an `AdaptiveSoftmax` also needs
-            the parameters of the authors' loss: `{**model_state, **loss_state}`.
+            a checkpoint: a `.npz` file, or one written by `torch.save(model.state_dict(), path)`,
+            which needs PyTorch 2.6. Names may be full (`tnet.module.full_conv.weight1_v_raw`) or
+            short (`weight1_v`); a parameter may occur under several names if the values agree. A
+            model with an `AdaptiveSoftmax` also needs the parameters of the authors' loss:
+            `{**model_state, **loss_state}`.
 
     Raises:
         ValueError: A parameter is missing, unknown, ambiguous or has the wrong shape, or the file
@@ -87,25 +86,19 @@ def load_torch_state_dict(
 
 
 def parameters(model: keras.layers.Layer) -> list[Parameter]:
-    """Returns the parameters in a checkpoint of this layer or model.
-
-    Raises:
-        ValueError: The authors' programs have no such model, or it is not built.
-    """
+    """Returns the parameters in a checkpoint of this layer or model."""
     if isinstance(model, (LanguageModel, SequenceModel)):
         return parameters(model.backbone) + _of_ends(model)
-    make = _of_trellis if isinstance(model, TrellisLayer) else _of_tcn
-    if not isinstance(model, (TrellisLayer, TCN)):
-        make = _of_lru
-        cells = _lru_cells(model)
-        if not cells:
-            raise ValueError(
-                "Expected a TrellisLayer, TCN, LRU, LRUCell, RNN of LRUCells, or a model of "
-                f"trellis_keras around one of these. Received: {type(model).__name__}"
-            )
+    if not isinstance(model, (TrellisLayer, TCN)) and not _lru_cells(model):
+        raise ValueError(
+            "Expected a TrellisLayer, TCN, LRU, LRUCell, RNN of LRUCells, or a model of "
+            f"trellis_keras around one of these. Received: {type(model).__name__}"
+        )
     if not model.built:
         raise ValueError("Build the model before loading weights into it.")
-    return make(model)
+    if isinstance(model, TrellisLayer):
+        return _of_trellis(model)
+    return _of_tcn(model) if isinstance(model, TCN) else _of_lru(model)
 
 
 def short_name(name: str) -> str:
