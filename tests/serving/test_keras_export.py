@@ -8,27 +8,16 @@ import tensorflow as tf
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import LanguageModel
 
-V = 9
-TOKENS = np.random.default_rng(0).integers(0, V, (2, 6)).astype("int32")
-
-
-def language_model():
-    model = LanguageModel(V, 4, TrellisLayer(6, 3, output_units=4, seed=0), seed=0)
-    model.build((None, None))
-    return model
-
-
-def around(model):
-    tokens = keras.Input((None,), dtype="int32")
-    return keras.Model(tokens, model(tokens))
-
 
 def test_export(tmp_path):
-    model = language_model()
-    for name, exported in {"itself": model, "around": around(model)}.items():
+    model = LanguageModel(9, 4, TrellisLayer(6, 3, output_units=4, seed=0), seed=0)
+    model.build((None, None))
+    inputs = keras.Input((None,), dtype="int32")
+    tokens = np.random.default_rng(0).integers(0, 9, (2, 6)).astype("int32")
+    for name, exported in {"itself": model, "around": keras.Model(inputs, model(inputs))}.items():
         exported.export(tmp_path / name, verbose=False)
         served = tf.saved_model.load(str(tmp_path / name))
-        np.testing.assert_allclose(served.serve(TOKENS), model(TOKENS), atol=1e-6)
+        np.testing.assert_allclose(served.serve(tokens), model(tokens), atol=1e-6)
 
 
 # Functional models, in the formats of the table in docs/serving.md
@@ -38,11 +27,6 @@ LAYERS = {
     "tcn": lambda: TCN(5, 3, depth=2, seed=0),
     "lru": lambda: LRU(4, seed=0),
 }
-
-
-def _saved_model(path):
-    loaded = tf.saved_model.load(path)
-    return lambda x: loaded.serve(x)
 
 
 def _onnx(path):
@@ -72,7 +56,7 @@ def _litert(path):
 
 # Format: ending of the file, packages that write it, and how it is loaded.
 FORMATS = {
-    "tf_saved_model": ("", [], _saved_model),
+    "tf_saved_model": ("", [], lambda path: tf.saved_model.load(path).serve),
     "onnx": (".onnx", ["tf2onnx", "onnxruntime"], _onnx),
     "openvino": (".xml", ["openvino"], _openvino),
     "litert": (".tflite", [], _litert),

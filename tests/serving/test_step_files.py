@@ -102,34 +102,13 @@ def test_a_keras_model_with_a_delay_and_a_rate(format, tmp_path):
 def test_wrong_paths(tmp_path):
     model = small_model("adaptive")
     for format, suffix in (("litert", ".tflite"), ("onnx", ".onnx")):
-        with pytest.raises(ValueError, match=f"must end in {suffix} .* Received: .*/a.bin"):
+        with pytest.raises(ValueError, match=f"must end in {suffix}"):
             export(model, tmp_path / "a.bin", format=format)
     path = tmp_path / "taken.tflite"
     path.write_text("precious")
     with pytest.raises(ValueError, match="taken.tflite already exists"):
         export(model, path, format="litert")
-    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
-        ("taken.tflite", "precious")
-    ]
-
-
-class Ones(keras.layers.Layer):
-    """A layer whose streams do not start from zeros."""
-
-    def call(self, x):
-        return x
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
-    def initial_cache(self, batch_size):
-        return keras.ops.ones((batch_size, 1))
-
-    def step(self, x, cache):
-        return x, cache
-
-    def prefill(self, x, cache=None):
-        return x, cache
+    assert path.read_text() == "precious" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +119,6 @@ class Ones(keras.layers.Layer):
             "softmax.* does not stream",
         ),
         (lambda: TCN(4, 2, 2, dtype="mixed_bfloat16"), "computes in bfloat16, float32"),
-        (Ones, "a cache that starts from zeros. Use format='saved_model'"),
     ],
 )
 def test_models_that_cannot_be_converted(tmp_path, backbone, message):

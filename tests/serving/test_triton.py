@@ -1,11 +1,12 @@
 """Exports under a real Triton Inference Server: scores, streams, and a new version.
 
-Slow, and skipped unless TRELLIS_KERAS_TRITON is the Python of an environment that has the server;
+Skipped unless TRELLIS_KERAS_TRITON is the Python of an environment that has the server;
 examples/serving/triton/README.md says how to make one.
 """
 
 import os
 import pickle
+import runpy
 import socket
 import subprocess
 import time
@@ -22,13 +23,6 @@ EXAMPLES = ROOT / "examples" / "serving"
 PYTHON = os.environ.get("TRELLIS_KERAS_TRITON")
 NAME = "tiny"
 STREAMS, STEPS = 50, 40
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not PYTHON, reason="needs Triton: examples/serving/triton/README.md, TRELLIS_KERAS_TRITON"
-    ),
-]
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +120,33 @@ def check_answers(server, folder, model, version):
     assert "Token ids must be in [0, 7)" in answers["refused"]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="needs Triton: examples/serving/triton/README.md")
 def test_versions_and_streams(models, server, tmp_path):
     first, second, folder = models
     check_answers(server, tmp_path, first, version=1)
     (folder / "next").rename(folder / "2")
     write_repository(models, server[0], "--server", f"localhost:{server[2]}")
     check_answers(server, tmp_path, second, version=2)
+
+
+@pytest.fixture
+def repository():
+    return runpy.run_path(str(EXAMPLES / "triton" / "repository.py"))
+
+
+def test_repositories_refuse_links_in_an_export(repository, tmp_path):
+    """A link in a stranger's export would copy another file of this machine."""
+    (tmp_path / "tiny" / "1").mkdir(parents=True)
+    (tmp_path / "tiny" / "1" / "variables").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="variables is a symbolic link"):
+        repository["write"](tmp_path / "tiny", tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.parametrize("name", ['b" dims: [1] }\nbackend: "c', "b\n", "", "\u00e9"])
+def test_configurations_hold_no_foreign_text(repository, name):
+    field = {"dtype": "float32", "shape": ["batch"]}
+    for side in ("inputs", "outputs"):
+        with pytest.raises(ValueError, match="is not the name of a tensor"):
+            repository["config"]("step", {"inputs": {}, "outputs": {}, side: {name: field}})

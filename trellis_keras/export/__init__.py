@@ -47,10 +47,9 @@ def export(
     request with empty states. A model whose backbone does not stream gets only the endpoints for
     whole sequences, with a warning.
 
-    The C code computes one step of a stream: `model.c` and `model.h`, C99 without allocation or
-    global variables (docs/edge.md). If there is a C compiler, 200 random steps are compared with
-    Keras before anything is written; otherwise `model_test.c` compares them on another machine.
-    WebAssembly is the same code, compiled by ziglang, with an ES module `model.mjs`.
+    The C code computes one step of a stream (docs/edge.md). If there is a C compiler, 200 random
+    steps are compared with Keras before anything is written; otherwise `model_test.c` compares them
+    on another machine. WebAssembly is the same code, compiled by ziglang, with an ES module.
 
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
@@ -86,9 +85,8 @@ def export(
         The path that was written: for a SavedModel, the folder of the version.
 
     Raises:
-        ValueError: `path` or the version exists or has the wrong type; an option does not apply
-            to the format; the model's class is not supported, the model is not built, or it draws
-            random numbers at inference; the format is not C or WebAssembly and Keras' backend
+        ValueError: `path` or the version exists; an option does not apply to the format; the model
+            is not supported or not built; the format is not C or WebAssembly and Keras' backend
             is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
         ImportError: The format or the warm-up needs a package that is not installed.
         RuntimeError: The C code differs from Keras.
