@@ -40,21 +40,3 @@ def test_a_breakdown_of_perplexity(stateful):
     for row in parts["frequency"]:
         inside = (counts >= row["count_from"]) & (counts <= row["count_to"])
         assert (row["words"], row["tokens"]) == (inside.sum(), targets[inside].sum())
-    if not stateful:
-        check_positions(model, TokenStream(SPLIT, 1, sequence_length=11, context_length=4))
-
-
-def check_positions(model, stream):
-    """Against the log-probabilities, also where an earlier segment has counted the targets."""
-    nll = [[] for _ in range(11)]
-    for i in range(len(stream)):
-        x, y, weight = stream[i]
-        log_probabilities = model.predict(x, verbose=0)[0]
-        targets = np.concatenate([x[0, 1:5], y[0]])
-        for position in range(11):
-            repeated = i > 0  # one row: only its first segment begins before the text
-            if repeated if position < 4 else weight[0, position - 4]:
-                nll[position].append(-log_probabilities[position, targets[position]])
-    for row, values in zip(measure(model, stream, TRAIN)["position"], nll, strict=True):
-        assert (row["tokens"], row["counted"]) == (len(values), row["position"] > 4)
-        np.testing.assert_allclose(row["cross_entropy"], np.mean(values), rtol=1e-5)

@@ -18,8 +18,7 @@ from trellis_keras.zoo import run as runs
 def test_operations_are_those_of_the_equations():
     settings = {"depth": 6, "hidden_units": 5, "embedding_dim": 3, "vocabulary_size": 7}
     settings |= {"batch_size": 2, "sequence_length": 12, "context_length": 6}
-    settings |= {"aux_every": 4, "aux_weight": 0.1}
-    recipe = zoo.recipe("trellisnet_char", **settings)
+    recipe = zoo.recipe("trellisnet_char", **settings, aux_every=4, aux_weight=0.1)
     model = recipe.build()
     batch = recipe.stream(np.arange(13) % 7)[0]
     # Two taps, four blocks of gates; level 1 has no hidden part; a head for level 6 and for 4.

@@ -63,12 +63,13 @@ for path in map(pathlib.Path, paths):
 """
 
 
-def _layer(layer, **arguments):
-    return keras.saving.serialize_keras_object(layer) | {"config": {"units": 2, **arguments}}
-
-
 def _backbone(backbone):
     return lambda config: config["config"].update(backbone=backbone)
+
+
+def _lru(**arguments):
+    config = keras.saving.serialize_keras_object(LRU(2))
+    return _backbone(config | {"config": {"units": 2, **arguments}})
 
 
 def _sequential(layers):
@@ -84,24 +85,20 @@ def _arrays_of_nothing():
     return file.getvalue()
 
 
-def _cheap_layers(count):
-    dense = {"class_name": "Dense", "module": "keras.layers", "config": {"units": 1}}
-    return _sequential([dense] * count)
-
-
+_DENSE = {"class_name": "Dense", "module": "keras.layers", "config": {"units": 1}}
 _METRIC = {"class_name": "MeanIoU", "module": "keras.metrics", "config": {"num_classes": 10**4}}
 
 # {name: (the change of a sound model's configuration, what the error says)}
 _CONFIGS = {
-    "width": (_backbone(_layer(LRU(2), units=90_000)), "weights, but it holds"),
-    "any_width": (_backbone(_layer(LRU(2), units=10**12)), "units=1000000000000 is too large"),
-    "depth": (_backbone(_layer(LRU(2), depth=90_000)), "more than the"),
-    "cells": (_backbone(_layer(LRU(2), depth=300, cells_per_node=300)), "more than the"),
+    "width": (_lru(units=90_000), "weights, but it holds"),
+    "any_width": (_lru(units=10**12), "units=1000000000000 is too large"),
+    "depth": (_lru(depth=90_000), "more than the"),
+    "cells": (_lru(depth=300, cells_per_node=300), "more than the"),
     "dilations": (
         lambda config: config["config"]["backbone"]["config"].update(dilations=[1] * 20_000),
         "more than the",
     ),
-    "layers": (_cheap_layers(5_000), "more than the"),
+    "layers": (_sequential([_DENSE] * 5_000), "more than the"),
     "metric": (_sequential([_METRIC]), "it contains keras.metrics.MeanIoU"),
     "text": (lambda config: config.update(a="a" * 30_000_000), "config.json has 30,0"),
 }
@@ -133,18 +130,11 @@ def _bombs(sound, folder):
         change(config)
         bombs[folder / f"{name}.keras"] = message
         _write(folder / f"{name}.keras", parts | {"config.json": json.dumps(config)})
-    deep = parts | {"config.json": b"[" * 10**5 + b"]" * 10**5}
-    _write(folder / "deep.keras", deep)
+    _write(folder / "deep.keras", parts | {"config.json": b"[" * 10**5 + b"]" * 10**5})
     zeros = parts | {"model.weights.h5": bytes(2**27)}
     _write(folder / "zeros.keras", zeros, zipfile.ZIP_DEFLATED)
     _write(folder / "claims.keras", parts | {"model.weights.h5": _arrays_of_nothing()})
     (folder / "claims.weights.h5").write_bytes(_arrays_of_nothing())
-    bombs |= {
-        folder / "deep.keras": "recursion",
-        folder / "zeros.keras": "is compressed",
-        folder / "claims.keras": "claim 40,000,000,000 bytes",
-        folder / "claims.weights.h5": "claim 40,000,000,000 bytes",
-    }
     preset = folder / "preset"
     preset.mkdir()
     (preset / "config.json").write_bytes(b" " * 2**25)
@@ -154,7 +144,11 @@ def _bombs(sound, folder):
     (folder / "some.vocabulary").write_bytes(b'{"tokens": [' + b"[]," * 2**25 + b"[]]}")
     _write(folder / "zeros.npz", {"weight1.npy": bytes(2**29)}, zipfile.ZIP_DEFLATED)
     _write_images(folder / "cifar10")
-    bombs |= {
+    return bombs | {
+        folder / "deep.keras": "recursion",
+        folder / "zeros.keras": "is compressed",
+        folder / "claims.keras": "claim 40,000,000,000 bytes",
+        folder / "claims.weights.h5": "claim 40,000,000,000 bytes",
         preset: "config.json has 33,554,432 bytes",
         folder / "text.txt.gz": "would unpack to more than",
         folder / "recipe.json": "has more than 8,388,608 bytes",
@@ -162,7 +156,6 @@ def _bombs(sound, folder):
         folder / "zeros.npz": "would unpack to 536,870,912",
         folder / "cifar10" / "train_00.png": "is damaged: ",
     }
-    return bombs
 
 
 def _write_images(folder):

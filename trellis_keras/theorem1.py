@@ -263,9 +263,6 @@ def to_dense(model_or_layer: keras.Model | TrellisLayer) -> Any:
     Returns:
         A new layer or model with its own weights.
 
-    Raises:
-        ValueError: There is no mixed-group layer.
-
     Example:
 
     >>> lstm = keras.layers.LSTM(4, return_sequences=True)
@@ -362,9 +359,6 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
         biases. Each returns all steps, except that the top one follows the TrellisNet. They return
         their states if the TrellisNet returns or carries its own, so that `layers.StackedRNN`
         accepts them. (Where only the sum of a GRU's two biases matters, the state's bias is zero.)
-
-    Raises:
-        ValueError: The structure is different; the message names the difference.
 
     Example:
 
