@@ -1,5 +1,6 @@
 """RocketClassifier: its features and ridge regression against plain formulas, and bad input."""
 
+import inspect
 import itertools
 
 import keras
@@ -137,28 +138,26 @@ def test_dilations_fit_the_window(window, dilations):
     assert 2900 < model.backbone.output_shape[-1] <= 3360
 
 
-def test_bad_input():
+def test_the_config_has_every_argument():
+    given = {"features": 168, "activation": "softmax", "class_names": ["a", "b"], "seed": 5}
+    config = RocketClassifier(40, 1, 2, name="rocket", trainable=False, **given).get_config()
+    assert set(config) == set(inspect.signature(RocketClassifier).parameters)
+    again = RocketClassifier.from_config(config).get_config()
+    assert again == config == {**config, **given, "name": "rocket", "trainable": False}
+
+
+def test_bad_input_is_named():
     x, y = sines()
-    with pytest.raises(ValueError, match="`features` must be at least 84. Received: features=50"):
-        RocketClassifier(40, 1, 2, features=50)
-    with pytest.raises(ValueError, match="`window` must be a positive integer"):
-        RocketClassifier(0, 1, 2)
+    for arguments, message in (((40, 1, 2, 50), "features"), ((0, 1, 2, 84), "window")):
+        with pytest.raises(ValueError, match=message):
+            RocketClassifier(*arguments[:3], features=arguments[3])
     model = RocketClassifier(40, 1, 2, class_names=["a", "b"])
     with pytest.raises(ValueError, match="adapt"):
         model.fit(x, y, verbose=0)
-    for labels, message in (
-        (y[:-1], r"must have the shape \(12,\). Received: shape \(11,\)"),
-        (y + 1, r"whole numbers in \[0, 2\)"),
-        (np.zeros(12, int), "at least two classes. Received: one class"),
-        (np.array(["a", "c"] * 6), "must be among class_names=.* Received: .*c"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for labels in (None, y[:-1], y + 1, np.zeros(12, int), np.array(["a", "c"] * 6)):
+        with pytest.raises(ValueError, match="(?i)labels"):
             model.adapt(x, labels)
-    with pytest.raises(ValueError, match="requires `labels`. Received: labels=None"):
-        model.adapt(x)
-    with pytest.raises(
-        ValueError, match=r"`inputs` must be series \(steps, 1\). Received: .*40, 2"
-    ):
+    with pytest.raises(ValueError, match="inputs"):
         model.adapt(sines(channels=2)[0], y)
 
 

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer, check_positive
 from trellis_keras.models import SequenceClassifier
-from trellis_keras.models.normalization import Standardization, arrays_of
+from trellis_keras.models.normalization import Standardization
 
 _TAPS = 9
 # All kernels of nine taps with weights 2 for three of them and -1 for the others.
@@ -44,13 +44,11 @@ class RocketClassifier(SequenceClassifier):
     (MiniRocket, Dempster, Schmidt and Webb 2021). A kernel reads a random subset of the channels.
     `adapt` sets each threshold b_j to a quantile of c_j on a random training series, and the head
     to the ridge regression on the classes with the lowest leave-one-out error, scaled to logits
-    with the lowest leave-one-out cross-entropy.
+    with the lowest leave-one-out cross-entropy. `fit` is optional: it trains the head further.
 
     Unlike MiniRocket's, the convolutions are causal, with zeros before the first step, and the
     thresholds are slightly smooth, so a stream gives the classes of the steps so far, and the model
     exports like any other. It has 3,360 features instead of 10,000.
-
-    `fit` is optional: it would train the head further.
 
     Args:
         window: Positive integer, number of steps of the longest series.
@@ -60,6 +58,7 @@ class RocketClassifier(SequenceClassifier):
             dilation. Defaults to 3,360.
         activation, class_names: As in `SequenceClassifier`.
         seed: Integer seed of the channels and thresholds. Defaults to `None`.
+        name, trainable, dtype: As in `keras.Model`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels). Shorter series are padded with NaN.
@@ -91,16 +90,15 @@ class RocketClassifier(SequenceClassifier):
         activation: str | None = None,
         class_names: Sequence[str] | None = None,
         seed: int | None = None,
-        **kwargs: Any,
+        name: str | None = None,
+        trainable: bool = True,
+        dtype: Any = None,
     ) -> None:
-        window, channels, features = check_positive(
-            window=window, channels=channels, features=features
-        )
-        if features < len(_KERNELS):
-            raise ValueError(
-                f"`features` must be at least {len(_KERNELS)}. Received: features={features}"
-            )
-        self._dilations = _dilations(window, features // len(_KERNELS))
+        window, channels = check_positive(window=window, channels=channels)
+        features = check_integer("features", features, minimum=len(_KERNELS))
+        longest = max((window - 1) // (_TAPS - 1), 1)
+        most = min(_MOST_DILATIONS, longest, features // len(_KERNELS))
+        self._dilations = np.unique(np.geomspace(1, longest, most).astype(int)).tolist()
         thresholds = features // len(_KERNELS) // len(self._dilations)
         super().__init__(
             _features(self._dilations, thresholds, channels),
@@ -111,17 +109,15 @@ class RocketClassifier(SequenceClassifier):
             normalize=True,
             kernel_initializer="zeros",
             seed=seed,
-            **kwargs,
+            name=name,
+            trainable=trainable,
+            dtype=dtype,
         )
         self.window = window
         self.channels = channels
         self.features = features
 
-    def adapt(
-        self,
-        inputs: np.ndarray | Sequence[np.ndarray],
-        labels: Sequence[int] | np.ndarray | None = None,
-    ) -> None:
+    def adapt(self, inputs: Any, labels: Any = None) -> None:
         """Fits the model: statistics of the channels, thresholds, and the ridge regression.
 
         Args:
@@ -133,11 +129,9 @@ class RocketClassifier(SequenceClassifier):
             ValueError: If inputs and labels do not match, a class is unknown, or all series have
                 the same class.
         """
-        if labels is None:
-            raise ValueError("RocketClassifier.adapt requires `labels`. Received: labels=None")
-        series = _without_padding(arrays_of(inputs))
-        if any(each.ndim != 2 or each.shape[-1] != self.channels for each in series):
-            shapes = sorted({each.shape for each in series})
+        series = [_without_padding(np.asarray(each, "float32")) for each in inputs]
+        shapes = sorted({each.shape for each in series})
+        if any(shape[1:] != (self.channels,) for shape in shapes):
             raise ValueError(
                 f"`inputs` must be series (steps, {self.channels}). Received: shapes {shapes[:5]}"
             )
@@ -147,14 +141,13 @@ class RocketClassifier(SequenceClassifier):
                 f"`labels` must have the shape ({len(series)},). Received: shape {labels.shape}"
             )
         self._check_targets(labels)
-        labels = labels.astype(int)
         if len(np.unique(labels)) < 2:
             raise ValueError("`labels` must have at least two classes. Received: one class")
         super().adapt(series)
         self._set_thresholds(series)
         normalization = self.backbone.get_layer("normalization")
-        normalization.mean.assign(np.zeros(normalization.mean.shape))
-        normalization.scale.assign(np.ones(normalization.scale.shape))
+        normalization.mean.assign(ops.zeros_like(normalization.mean))
+        normalization.scale.assign(ops.ones_like(normalization.scale))
         parts = []
         for i in range(0, len(series), _SERIES_AT_ONCE):
             x = keras.utils.pad_sequences(
@@ -166,7 +159,7 @@ class RocketClassifier(SequenceClassifier):
         mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_DEVIATION)
         normalization.mean.assign(mean)
         normalization.scale.assign(scale)
-        kernel, bias = ridge((features - mean) / scale, labels, self.num_classes)
+        kernel, bias = ridge((features - mean) / scale, labels.astype(int), self.num_classes)
         self.head.kernel.assign(kernel)
         self.head.bias.assign(bias)
 
@@ -175,7 +168,7 @@ class RocketClassifier(SequenceClassifier):
         golden = (np.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly
         count = 0
         for dilation in self._dilations:
-            layer = self.backbone.get_layer(_name(dilation))
+            layer = self.backbone.get_layer(f"dilation_{dilation}")
             thresholds = layer.filters // len(_KERNELS)
             kernel = np.zeros((_TAPS, self.channels, len(_KERNELS), thresholds), "float32")
             bias = np.zeros(kernel.shape[2:], "float32")
@@ -195,23 +188,12 @@ class RocketClassifier(SequenceClassifier):
     def get_config(self) -> dict:
         config = super().get_config()
         kept = ("name", "trainable", "dtype", "num_classes", "activation", "class_names", "seed")
-        return {
-            **{name: config[name] for name in kept if name in config},
-            "window": self.window,
-            "channels": self.channels,
-            "features": self.features,
-        }
+        own = {name: getattr(self, name) for name in ("window", "channels", "features")}
+        return {**{name: config[name] for name in kept if name in config}, **own}
 
     @classmethod
     def from_config(cls, config: dict) -> "RocketClassifier":
         return cls(**config)
-
-
-def _dilations(window, most):
-    """Returns log-spaced dilations, from 1 to the largest with which nine taps fit the window."""
-    longest = max((window - 1) // (_TAPS - 1), 1)
-    count = min(_MOST_DILATIONS, longest, most)
-    return [int(each) for each in np.unique(np.geomspace(1, longest, count).astype(int))]
 
 
 def _features(dilations, thresholds, channels):
@@ -225,17 +207,13 @@ def _features(dilations, thresholds, channels):
             padding="causal",
             activation="hard_sigmoid",
             trainable=False,
-            name=_name(dilation),
+            name=f"dilation_{dilation}",
         )
         convolution.supports_masking = True  # the mean over steps needs the mask
         means.append(keras.layers.GlobalAveragePooling1D()(convolution(x)))
     y = means[0] if len(means) == 1 else keras.layers.Concatenate()(means)
     y = Standardization(name="normalization", trainable=False)(y)
     return keras.Model(x, y, name="rocket_features")
-
-
-def _name(dilation):
-    return f"dilation_{dilation}"
 
 
 def _chosen_channels(generator, channels):
@@ -245,17 +223,9 @@ def _chosen_channels(generator, channels):
 
 
 def _without_padding(series):
-    """Returns the series as a list, without missing steps at their ends."""
-    series = [np.asarray(each, "float32") for array in series for each in _each(array)]
-    kept = []
-    for each in series:
-        has_value = ~np.isnan(each).all(axis=tuple(range(1, each.ndim)))
-        kept.append(each[: np.flatnonzero(has_value)[-1] + 1] if has_value.any() else each[:1])
-    return kept
-
-
-def _each(array):
-    return array if array.ndim > 2 else [array]
+    """Returns a series without missing steps at its end."""
+    has_value = ~np.isnan(series).all(axis=-1)
+    return series[: np.flatnonzero(has_value).max(initial=0) + 1]
 
 
 def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -275,21 +245,18 @@ def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, 
     targets = 2.0 * (np.arange(classes) == labels[:, None]) - 1
     center = targets.mean(axis=0)
     projected = u.T @ (targets - center)
-    best = np.inf, None, None
-    for penalty in _PENALTIES:
+
+    def left_out(penalty):
+        """Returns what is left of each row's targets after a fit on the others."""
         kept = s**2 / (s**2 + penalty)
         leverage = 1 / len(x) + u**2 @ kept
-        left = (targets - center - u @ (kept[:, None] * projected)) / (1 - leverage)[:, None]
-        error = np.mean(left**2)
-        if error < best[0]:
-            best = error, penalty, targets - left
-    _, penalty, scores = best
-    scale = min(_SCALES, key=lambda scale: _cross_entropy(scale * scores, labels))
-    kernel = vt.T @ ((s / (s**2 + penalty))[:, None] * projected)
-    return scale * kernel, scale * center
+        return (targets - center - u @ (kept[:, None] * projected)) / (1 - leverage)[:, None]
 
+    def cross_entropy(scale):
+        logits = scale * scores
+        return np.mean(np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(x)), labels])
 
-def _cross_entropy(logits, labels):
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    log_sum = np.log(np.exp(logits).sum(axis=-1))
-    return np.mean(log_sum - logits[np.arange(len(labels)), labels])
+    penalty = min(_PENALTIES, key=lambda penalty: np.mean(left_out(penalty) ** 2))
+    scores = targets - left_out(penalty)
+    scale = min(_SCALES, key=cross_entropy)
+    return scale * vt.T @ ((s / (s**2 + penalty))[:, None] * projected), scale * center
