@@ -146,8 +146,8 @@ def _forecast(fitted, without):
     losses = fitted.losses()
     model = fitted.combine(np.zeros_like(losses) if without == "weights" else losses)
     if without == "local scale":
-        model.origin_local = np.ones_like(model.origin_local)
-        model.state = model.state._replace(local=np.ones(1))
+        ones, state = np.ones_like(model.origin_local), model.state._replace(local=np.ones(1))
+        model = model._replace(origin_local=ones, state=state)
     mean = model.outlook(model.state)
     lower, upper = model.ends(mean, model.band([80]), model.state)
     return [each * model.scale for each in (mean, lower[0], upper[0])]

@@ -30,10 +30,13 @@ def first_forecast(table):
     return found["ds"].iloc[0]
 
 
-def test_semicolons_and_decimal_commas(tmp_path):
-    path = written(tmp_path, frame(), sep=";", decimal=",")
+@pytest.mark.parametrize("options", [{"sep": ";", "decimal": ","}, {"sep": "\t"}, {"sep": "|"}])
+def test_separators_and_decimal_signs_are_detected(tmp_path, options):
+    path = written(tmp_path, frame(), **options)
     np.testing.assert_allclose(read_csv(path)["y"], frame()["y"])
-    assert first_forecast(read_csv(path)) == pd.Timestamp("2024-01-06")
+    packed = tmp_path / "table.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    pd.testing.assert_frame_equal(read_csv(packed), read_csv(path))
 
 
 @pytest.mark.parametrize(
@@ -51,36 +54,35 @@ def test_thousands_are_read_beside_dates_with_dots(tmp_path, text):
     assert table["y"].tolist() == [1234.5, 12.25] and table["n"].tolist() == [2000, -1]
 
 
-def test_months_first_with_hours(tmp_path):
-    table = read_csv(written(tmp_path, frame("30min", "%m/%d/%Y %I:%M %p", "2013-01-08")))
-    assert first_forecast(table) == pd.Timestamp("2013-01-10 12:00")
+@pytest.mark.parametrize(
+    ("form", "freq", "start"),
+    [
+        (None, "h", "2024-01-01"),
+        ("%m/%d/%Y %I:%M %p", "30min", "2013-01-08"),
+        ("%d.%m.%Y", "D", "2024-01-01"),
+        ("%d/%m/%Y", "MS", "2010-01-01"),  # the order of day and month is the even one
+        ("%m/%d/%Y", "MS", "2010-01-01"),
+        ("%b %Y", "MS", "2010-01-01"),
+        ("%Y%m%d", "D", "2024-01-01"),
+        ("%Y-%m-%dT%H:%M:%SZ", "h", "2024-01-01"),
+    ],
+)
+def test_times_are_read_as_people_write_them(tmp_path, form, freq, start):
+    found = first_forecast(read_csv(written(tmp_path, frame(freq, form, start))))
+    assert found.tz_localize(None) == pd.date_range(start, periods=121, freq=freq)[-1]
 
 
-def test_days_first_with_dots(tmp_path):
-    table = read_csv(written(tmp_path, frame("D", "%d.%m.%Y")))
-    assert first_forecast(table) == pd.Timestamp("2024-04-30")
-
-
-@pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y"])
-def test_the_order_of_day_and_month_is_the_even_one(tmp_path, form):
-    table = read_csv(written(tmp_path, frame("MS", form, "2010-01-01")))
-    assert first_forecast(table) == pd.Timestamp("2020-01-01")
-
-
-def test_names_of_months(tmp_path):
-    table = read_csv(written(tmp_path, frame("MS", "%b %Y", "2010-01-01")))
-    assert first_forecast(table) == pd.Timestamp("2020-01-01")
+@pytest.mark.parametrize("freq", ["W", "Q"])
+def test_periods_are_continued(tmp_path, freq):
+    times = pd.period_range("2022-01-03", periods=len(VALUES), freq=freq)
+    table = pd.DataFrame({"ds": times, "y": VALUES})
+    assert first_forecast(table) == times[-1] + 1
+    assert first_forecast(read_csv(written(tmp_path, table))) == times[-1] + 1
 
 
 def test_windows_encoding(tmp_path):
     path = written(tmp_path, frame().rename(columns={"y": "Größe"}), encoding="cp1252")
     assert list(read_csv(path)) == ["ds", "Größe"]
-
-
-def test_missing_hours(tmp_path):
-    table = read_csv(written(tmp_path, frame().drop(range(40, 47))))
-    with pytest.warns(UserWarning, match="7 missing rows"):
-        assert first_forecast(table) == pd.Timestamp("2024-01-06")
 
 
 def test_business_days(tmp_path):
@@ -90,41 +92,17 @@ def test_business_days(tmp_path):
     assert (found["ds"].dt.dayofweek < 5).all()
 
 
-def test_time_index():
+def test_an_index_stands_for_the_times():
     assert first_forecast(frame().set_index("ds")) == pd.Timestamp("2024-01-06")
     assert first_forecast(frame().set_index("ds")["y"]) == pd.Timestamp("2024-01-06")
-
-
-def test_series_without_times_has_equal_steps():
     named = frame()["y"].rename_axis("row")
     assert first_forecast(named) == first_forecast(named.rename(str)) == len(VALUES)
 
 
-def test_unsorted_rows(tmp_path):
-    table = frame().sample(frac=1, random_state=0)
+def test_rows_may_be_in_any_order():
     expected = Forecasts(2).fit(frame()).predict()
-    pd.testing.assert_frame_equal(Forecasts(2).fit(table).predict(), expected)
-
-
-def test_weekly_periods(tmp_path):
-    times = pd.period_range("2022-01-03", periods=len(VALUES), freq="W")
-    table = pd.DataFrame({"ds": times, "y": VALUES})
-    expected = times[-1] + 1
-    assert first_forecast(table) == expected
-    assert first_forecast(read_csv(written(tmp_path, table))) == expected
-
-
-def test_quarters_and_dates_as_numbers(tmp_path):
-    quarters = frame().assign(ds=pd.period_range("1990Q1", periods=len(VALUES), freq="Q"))
-    assert first_forecast(read_csv(written(tmp_path, quarters))) == pd.Period("2020Q1")
-    days = frame("D", "%Y%m%d")
-    assert first_forecast(read_csv(written(tmp_path, days))) == pd.Timestamp("2024-04-30")
-
-
-def test_compressed_files_and_tabs(tmp_path):
-    path = tmp_path / "t.csv.gz"
-    path.write_bytes(gzip.compress(frame().to_csv(index=False, sep="\t").encode()))
-    np.testing.assert_allclose(read_csv(path)["y"], frame()["y"])
+    found = Forecasts(2).fit(frame().sample(frac=1, random_state=0)).predict()
+    pd.testing.assert_frame_equal(found, expected)
 
 
 ROWS = [f"2024-01-{day:02d},{day},note {day}" for day in range(1, 29)]

@@ -7,7 +7,6 @@ from utilsforecast.evaluation import evaluate
 from utilsforecast.losses import mae
 
 from trellis_series import Forecasts
-from trellis_series.ensemble import first_origin
 from trellis_series.seasons import calendar_seasons, correlated_season, naive_season
 
 RNG = np.random.default_rng(0)
@@ -63,22 +62,22 @@ def test_seasons_of_the_calendar(freq, expected):
     assert calendar_seasons(freq) == expected
 
 
-def test_the_week_that_shows_only_later_is_found():
-    """The naive forecast of the report is the best one of the recent past."""
-    rng = np.random.default_rng(0)
-    day = 10 * np.sin(np.arange(1_008) * np.pi / 12)
-    weekend = np.where(np.arange(1_008) % 168 >= 120, 0.0, 1.0)
-    y = np.where(np.arange(1_008) < 672, day, day * weekend) + rng.normal(size=1_008)
-    assert naive_season(y, [24, 168], 24) == 168
+def later_weeks(n=1_008):
+    """Days, of which weekends differ in the last third."""
+    is_quiet = (np.arange(n) >= 672) & (np.arange(n) % 168 >= 120)
+    return np.where(is_quiet, 0, DAY[:n]) + np.random.default_rng(0).normal(size=n)
 
 
-def test_the_shortest_of_equal_seasons_is_taken():
-    y = np.sin(np.arange(400) * 2 * np.pi / 7)
-    assert naive_season(y, [7, 28, 91], 14) == 7
-
-
-def test_a_random_walk_has_no_season():
-    assert naive_season(np.random.default_rng(1).normal(size=500).cumsum(), [24, 168], 24) == 1
+@pytest.mark.parametrize(
+    ("y", "candidates", "horizon", "expected"),
+    [
+        (later_weeks(), [24, 168], 24, 168),
+        (np.sin(np.arange(400) * 2 * np.pi / 7), [7, 28, 91], 14, 7),  # the shortest of equal ones
+        (np.random.default_rng(1).normal(size=500).cumsum(), [24, 168], 24, 1),
+    ],
+)
+def test_the_season_is_the_one_that_forecasts_the_recent_past(y, candidates, horizon, expected):
+    assert naive_season(y, candidates, horizon) == expected
 
 
 def test_seasons_of_numbered_steps_are_found():
@@ -107,24 +106,19 @@ def test_a_panel_shares_what_its_series_have_in_common():
     pattern = rng.normal(size=12)
     noise = rng.normal(size=(40, 60))
     y = pattern[np.arange(60) % 12] * rng.uniform(1, 100, 40)[:, None] + 0.3 * noise
-    panel = pd.concat([table(each[:48], "MS", f"s{i}") for i, each in enumerate(y)])
-    found = Forecasts(12).fit(panel).predict()
+    tables = [table(each[:48], "MS", f"s{i}") for i, each in enumerate(y)]
+    found = Forecasts(12).fit(pd.concat(tables)).predict()
     assert found["unique_id"].tolist() == np.repeat([f"s{i}" for i in range(40)], 12).tolist()
-    together = np.abs(found["ours"].to_numpy().reshape(40, 12) - y[:, 48:]).mean()
-    alone = [
-        np.abs(Forecasts(12).fit(table(each[:48], "MS")).predict()["ours"] - each[48:]).mean()
-        for each in y
-    ]
-    assert together < np.mean(alone)
+    alone = pd.concat(Forecasts(12).fit(each).predict() for each in tables)
+    together, apart = (np.abs(each["ours"] - y[:, 48:].ravel()).mean() for each in (found, alone))
+    assert together < apart
 
 
 def test_covariates_known_in_the_future_are_read():
     rng = np.random.default_rng(0)
     holiday = rng.uniform(size=424) < 0.1
-    data = table(100 + DAY[:424] - 20 * holiday + rng.normal(size=424)).assign(holiday=holiday)
     holiday[400:] = np.arange(24) % 5 == 0
-    data["holiday"] = holiday
-    data["y"] = 100 + DAY[:424] - 20 * holiday + rng.normal(size=424)
+    data = table(100 + DAY[:424] - 20 * holiday + rng.normal(size=424)).assign(holiday=holiday)
     known, ahead = data[:400], data[400:].drop(columns="y")
     forecasts = Forecasts(24, future=["holiday"], network=None).fit(known)
     found = forecasts.predict(X_df=ahead)
@@ -151,32 +145,27 @@ def test_covariates_known_up_to_the_present_are_read():
 
 def test_static_strings_are_categories():
     rng = np.random.default_rng(0)
-    kinds = np.array(["up", "down"])[np.arange(20) % 2]
-    slopes = np.where(kinds == "up", 1.0, -1.0)
-    steps = np.arange(18)
     panel = pd.concat(
-        table(slope * steps + rng.normal(size=18), "YS", i).assign(kind=kind)
-        for i, (slope, kind) in enumerate(zip(slopes, kinds, strict=True))
+        table(slope * np.arange(18) + rng.normal(size=18), "YS", i).assign(kind=kind)
+        for i, (kind, slope) in enumerate([("up", 1), ("down", -1)] * 10)
     )
-    found = Forecasts(4, static=["kind"], network=None).fit(panel).predict()
-    assert np.isfinite(found["ours"]).all()
-    plain = Forecasts(4, network=None).fit(panel).predict()
-    assert not np.allclose(found["ours"], plain["ours"])
+    found = Forecasts(4, static=["kind"], network=None).fit(panel).predict()["ours"]
+    assert np.isfinite(found).all()
+    assert not np.allclose(found, Forecasts(4, network=None).fit(panel).predict()["ours"])
     with pytest.raises(ValueError, match="kind"):
         Forecasts(4, static=["kind"]).fit(panel.drop(columns="kind"))
 
 
 def test_update_equals_reading_everything():
-    data = noisy()
-    updated = Forecasts(12).fit(data[:300]).update(data[280:])
-    restarted = Forecasts(12).fit(data[:300])
-    pd.testing.assert_frame_equal(
-        updated.predict(), restarted.update(data[:350]).update(data[350:]).predict()
-    )
-    # The state differs only in where the smoothing started.
-    np.testing.assert_allclose(
-        restarted.predict(data)["ours"], updated.predict()["ours"], rtol=0.01
-    )
+    data = noisy(412).assign(lead=RNG.normal(size=412), load=RNG.normal(size=412))
+    data.loc[310, "y"] = np.nan
+    known = data[:400].drop([350, 351, 352])  # between two updates
+    forecasts = Forecasts(12, season=12, past=["load"], future=["lead"], network=None)
+    forecasts.fit(data[:300])
+    assert len(forecasts.models["a"].errors) == 60  # past origins
+    expected = forecasts.predict(known, data[400:], naive=True)
+    updated = forecasts.update(data[280:350]).update(data[353:400])
+    pd.testing.assert_frame_equal(updated.predict(X_df=data[400:], naive=True), expected)
 
 
 def test_update_fills_a_gap_and_fits_a_new_series():
@@ -189,52 +178,47 @@ def test_update_fills_a_gap_and_fits_a_new_series():
     assert found["ds"].iloc[0] == noisy()["ds"].iloc[-1] + pd.Timedelta(hours=1)
 
 
-def test_predict_from_the_fitted_table_changes_nothing():
-    forecasts = Forecasts(12).fit(noisy())
-    pd.testing.assert_frame_equal(forecasts.predict(noisy()), forecasts.predict())
+@pytest.fixture(scope="module")
+def panel():
+    return pd.concat([noisy(), noisy(350, "b", 1)])
 
 
-def test_levels_may_differ_from_those_of_the_fit():
-    found = Forecasts(12).fit(noisy()).predict(levels=[50, 99.5])
+@pytest.fixture(scope="module")
+def fitted(panel):
+    return Forecasts(12, levels=(80, 95)).fit(panel)
+
+
+def test_predict_from_the_fitted_table_changes_nothing(fitted, panel):
+    pd.testing.assert_frame_equal(fitted.predict(panel), fitted.predict())
+
+
+def test_levels_may_differ_from_those_of_the_fit(fitted):
+    found = fitted.predict(levels=[50, 99.5])
     assert list(found)[2:] == ["ours", "ours-lo-50", "ours-hi-50", "ours-lo-99.5", "ours-hi-99.5"]
     assert (found["ours-hi-50"] < found["ours-hi-99.5"]).all()
 
 
 @pytest.mark.parametrize("refit", [False, True])
-def test_backtests_see_only_the_past(refit):
-    data = pd.concat([noisy(), noisy(350, "b", 1)])
-    found = Forecasts(12).cross_validation(data, 3, step_size=5, refit=refit)
+def test_backtests_see_only_the_past(panel, refit):
+    found = Forecasts(12).cross_validation(panel, 3, step_size=5, refit=refit)
     assert list(found)[:4] == ["unique_id", "ds", "cutoff", "y"]
     assert found["unique_id"].tolist() == ["a"] * 36 + ["b"] * 36
-    assert (found.groupby(["unique_id", "cutoff"])["ds"].min() > found["cutoff"].min()).all()
-    actual = found.merge(data, on=["unique_id", "ds"])
+    actual = found.merge(panel, on=["unique_id", "ds"])
     np.testing.assert_array_equal(actual["y_x"], actual["y_y"])
-    changed = data.copy()
-    last = found["cutoff"].max()
-    changed.loc[changed["ds"] > last, "y"] += 1_000
+    cutoffs = found["cutoff"]
+    changed = panel.assign(y=panel["y"] + 1_000 * (panel["ds"] > cutoffs.max()))
     again = Forecasts(12).cross_validation(changed, 3, step_size=5, refit=refit)
     pd.testing.assert_series_equal(again["ours"], found["ours"])
-    first = found["cutoff"] == found["cutoff"].min()
-    cut = data[(data["unique_id"] == "b") & (data["ds"] <= found["cutoff"].min())]
-    expected = Forecasts(12).fit(pd.concat([data[data["unique_id"] == "a"][:378], cut])).predict()
-    np.testing.assert_allclose(
-        found[first & (found["unique_id"] == "b")]["ours"], expected["ours"][12:]
-    )
+    known = pd.concat([panel[panel["unique_id"] == name][:-22] for name in ("a", "b")])
+    first = cutoffs == found.groupby("unique_id")["cutoff"].transform("min")
+    expected = Forecasts(12).fit(known).predict()["ours"]
+    np.testing.assert_allclose(found[first]["ours"], expected)
     scores = evaluate(found.drop(columns="cutoff"), [mae], models=["ours"])
     assert (scores["ours"] < 2).all()
 
 
-def test_the_first_origin_lies_within_the_series():
-    for n in range(1, 40):
-        for season in (1, 7):
-            for horizon in (1, 4, 50):
-                first = first_origin(n, season, horizon)
-                assert first == n or 1 < first < n - horizon + 1
-
-
-def test_files_keep_everything(tmp_path):
-    data = pd.concat([noisy(), noisy(350, "b", 1)])
-    forecasts = Forecasts(12, levels=(80, 95)).fit(data)
+def test_files_keep_everything(panel, tmp_path):
+    forecasts = Forecasts(12, levels=(80, 95)).fit(panel)
     forecasts.save(tmp_path / "kept")
     loaded = Forecasts.load(tmp_path / "kept")
     pd.testing.assert_frame_equal(loaded.predict(naive=True), forecasts.predict(naive=True))
@@ -242,22 +226,21 @@ def test_files_keep_everything(tmp_path):
     pd.testing.assert_frame_equal(loaded.update(more).predict(), forecasts.update(more).predict())
 
 
-def test_saving_destroys_no_other_file(tmp_path):
-    forecasts = Forecasts(12).fit(noisy())
+def test_saving_destroys_no_other_file(fitted, tmp_path):
     folder = tmp_path / "kept"
-    forecasts.save(folder)
+    fitted.save(folder)
     with pytest.raises(ValueError, match="exists"):
-        forecasts.save(folder)
-    forecasts.save(folder, overwrite=True)
+        fitted.save(folder)
+    fitted.save(folder, overwrite=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="notes.txt"):
-        forecasts.save(folder, overwrite=True)
+        fitted.save(folder, overwrite=True)
     assert (folder / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["forecasts.json", "series.npz"])
-def test_damaged_files_are_named(tmp_path, name):
-    Forecasts(12).fit(noisy()).save(tmp_path / "kept")
+def test_damaged_files_are_named(fitted, tmp_path, name):
+    fitted.save(tmp_path / "kept")
     path = tmp_path / "kept" / name
     content = path.read_bytes()
     for damaged in (b"", content[: len(content) // 2], b"{}"):
@@ -291,8 +274,7 @@ def test_forecasts_need_a_fit():
         Forecasts(12).predict()
 
 
-def test_pictures_have_history_forecast_and_band():
-    forecasts = Forecasts(12).fit(pd.concat([noisy(), noisy(name="b")]))
-    figure = forecasts.plot(max_insample_length=50)
+def test_pictures_have_history_forecast_and_band(fitted):
+    figure = fitted.plot(max_insample_length=50)
     assert sum(bool(ax.lines) for ax in figure.axes) == 2
     assert all(ax.collections for ax in figure.axes)

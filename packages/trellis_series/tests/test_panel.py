@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
+from trellis_series.panel import Columns, read_panel
 from trellis_series.times import infer_freq, parse_times
 
 N = 120
@@ -17,29 +18,22 @@ def predicted(times, **options):
     return found["ds"]
 
 
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_durations_keep_their_unit(unit):
-    times = pd.timedelta_range("0s", periods=N, freq="h").as_unit(unit)
-    assert predicted(times).iloc[0] == pd.Timedelta(hours=N)
-
-
-@pytest.mark.parametrize("step", ["1s", "1500ms", "100ms"])
-def test_fractions_of_a_second_are_kept(step):
-    times = pd.date_range("2024-01-01 00:00:00.75", periods=N + 1, freq=step)
-    assert predicted(times[:-1]).iloc[0] == times[-1]
-
-
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC"])
-def test_times_keep_their_zone(zone):
-    hours = pd.date_range("2024-10-24", periods=N + 3, freq="h", tz=zone)  # clocks change
-    assert predicted(hours[:N]).tolist() == hours[N:].tolist()
-    days = pd.date_range("2024-01-01", periods=N + 3, freq="D", tz=zone)
-    assert predicted(days[:N]).tolist() == days[N:].tolist()
-
-
 @pytest.mark.parametrize(
-    "freq", ["h", "30min", "D", "B", "W-WED", "MS", "ME", "QS", "YS", "3h", "2W-MON"]
+    "times",
+    [
+        *(pd.timedelta_range("0s", periods=N + 3, freq="h").as_unit(u) for u in ("s", "ns")),
+        *(pd.date_range("2024-01-01 00:00:00.75", periods=N + 3, freq=f) for f in ("1s", "100ms")),
+        pd.date_range("2024-10-24", periods=N + 3, freq="h", tz="Europe/Berlin"),  # clocks change
+        pd.date_range("2024-01-01", periods=N + 3, freq="D", tz="Europe/Berlin"),
+        pd.date_range("2024-01-01", periods=N + 3, freq="D", tz="UTC"),
+        pd.RangeIndex(0, 5 * (N + 3), 5),
+    ],
 )
+def test_times_of_any_kind_are_continued(times):
+    assert predicted(times[:N]).tolist() == times[N:].tolist()
+
+
+@pytest.mark.parametrize("freq", ["h", "D", "B", "W-WED", "MS", "ME", "QS", "YS", "3h", "2W-MON"])
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_frequencies_are_found_beside_gaps(freq, zone):
     times = pd.date_range("2001-01-31", periods=60, freq=freq, tz=zone)
@@ -48,21 +42,13 @@ def test_frequencies_are_found_beside_gaps(freq, zone):
     assert pd.date_range(times[0], times[-1], freq=found).equals(times)
 
 
-def test_integers_may_rise_by_more_than_one():
-    assert predicted(np.arange(N) * 5).tolist() == [5 * N, 5 * N + 5, 5 * N + 10]
-
-
-def test_uneven_times_are_named():
-    times = pd.date_range("2024-01-01", periods=N, freq="h").to_series().reset_index(drop=True)
-    times[50] += pd.Timedelta(minutes=7)
-    with pytest.raises(ValueError, match="02:07"):
-        predicted(times)
-
-
-def test_one_wrong_year_does_not_fill_the_memory():
-    times = pd.date_range("2024-01-01", periods=N, freq="s").to_series().reset_index(drop=True)
-    times[0] = pd.Timestamp("1924-01-01")
-    with pytest.raises(ValueError, match="1924"):
+@pytest.mark.parametrize(
+    ("freq", "wrong", "named"), [("h", "2024-01-03 02:07", "02:07"), ("s", "1924-01-01", "1924")]
+)
+def test_a_time_between_or_far_from_the_steps_is_named(freq, wrong, named):
+    times = pd.date_range("2024-01-01", periods=N, freq=freq).to_series().reset_index(drop=True)
+    times[50] = pd.Timestamp(wrong)
+    with pytest.raises(ValueError, match=named):
         predicted(times)
 
 
@@ -106,6 +92,26 @@ def test_missing_values_are_no_evidence():
     whole = Forecasts(3).fit(y.dropna().reset_index(drop=True)).predict()
     width, expected = (each["ours-hi-80"] - each["ours"] for each in (found, whole))
     np.testing.assert_allclose(width, expected, rtol=0.25)
+
+
+def test_missing_rows_of_a_panel_are_filled_within_their_series():
+    ds = pd.date_range("2024-01-01", periods=6, freq="D")
+    parts = [
+        pd.DataFrame({"unique_id": name, "ds": ds, "y": first + np.arange(6.0), "x": np.arange(6)})
+        for name, first in (("a", 0), ("b", 100), ("c", 200))
+    ]
+    parts[1] = parts[1].drop([2, 3])
+    parts[2] = parts[2][1:-1]
+    with pytest.warns(UserWarning, match="2 missing rows"):
+        panel, freq, _ = read_panel(pd.concat(parts[::-1]), Columns(future=("x",)))
+    assert freq == "D" and [series.name for series in panel] == ["c", "b", "a"]
+    found = {series.name: series for series in panel}
+    np.testing.assert_array_equal(found["a"].y, np.arange(6.0))
+    np.testing.assert_array_equal(found["b"].y, [100, 101, np.nan, np.nan, 104, 105])
+    np.testing.assert_array_equal(found["c"].y, [201, 202, 203, 204])
+    assert found["b"].times.equals(ds) and found["c"].times.equals(ds[1:-1])
+    known = found["a"].future
+    np.testing.assert_array_equal(found["b"].future, known[[0, 1, 1, 1, 4, 5]])
 
 
 def test_series_without_values_is_named():

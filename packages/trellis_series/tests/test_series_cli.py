@@ -26,10 +26,11 @@ def run(*arguments, fails=False):
     return str(result.exception) if fails else result.output
 
 
+FILE = ("load.csv", "--time", "time", "--target", "load", "--output", "f.csv")
+
+
 def test_a_file_becomes_a_forecast_a_table_and_a_picture(folder):
-    output = run(
-        "load.csv", "--time", "time", "--target", "load", "--level", 80, "--output", "f.csv"
-    )
+    output = run(*FILE, "--level", 80)
     found = pd.read_csv("f.csv", parse_dates=["time"])
     assert list(found) == ["time", "ours", "ours-lo-80", "ours-hi-80"]
     assert found["time"].tolist() == list(pd.date_range(TIMES[-1], periods=25, freq="h")[1:])
@@ -39,28 +40,26 @@ def test_a_file_becomes_a_forecast_a_table_and_a_picture(folder):
 
 def test_rivals_are_in_the_table_if_they_are_installed(folder):
     pytest.importorskip("statsforecast")
-    options = ["--time", "time", "--target", "load", "--horizon", 12, "--output", "f.csv"]
-    assert "AutoETS" in run("load.csv", *options, "--windows", 2)
-    assert "AutoETS" not in run("load.csv", *options, "--no-rivals", "--overwrite")
+    assert "AutoETS" in run(*FILE, "--horizon", 12, "--windows", 2)
+    assert "AutoETS" not in run(*FILE, "--horizon", 12, "--no-rivals", "--overwrite")
 
 
 def test_the_naive_forecast_is_written_where_it_is_better(folder):
     y = np.random.default_rng(5).normal(size=200).cumsum()
-    pd.DataFrame({"day": pd.date_range("2024-01-01", periods=200), "y": y}).to_csv("y.csv")
-    options = ["--time", "day", "--target", "y", "--horizon", 7, "--season", 1, "--no-rivals"]
-    options += ["--output", "f.csv"]
-    output = run("y.csv", *options)
+    days = pd.date_range("2024-01-01", periods=200)
+    pd.DataFrame({"time": days, "load": y}).to_csv("load.csv", index=False)
+    options = ["--horizon", 7, "--season", 1, "--no-rivals"]
+    output = run(*FILE, *options)
     assert "Do not trust it" in output and "written instead" in output
     found = pd.read_csv("f.csv")
-    assert list(found) == ["day", "naive", "naive-lo-80", "naive-hi-80"]
+    assert list(found) == ["time", "naive", "naive-lo-80", "naive-hi-80"]
     np.testing.assert_allclose(found["naive"], y[-1])
-    run("y.csv", *options, "--no-fallback", "--overwrite")
+    run(*FILE, *options, "--no-fallback", "--overwrite")
     assert "ours" in pd.read_csv("f.csv")
 
 
 def test_kept_forecasts_read_new_rows(folder):
-    options = ["--time", "time", "--target", "load", "--output", "f.csv", "--no-rivals"]
-    run("load.csv", *options, "--save", "kept")
+    run(*FILE, "--no-rivals", "--save", "kept")
     run("load.csv", "--model", "kept", "--output", "g.csv")
     pd.testing.assert_frame_equal(pd.read_csv("f.csv"), pd.read_csv("g.csv"))
     pd.read_csv("load.csv")[:280].to_csv("old.csv", index=False)
@@ -69,8 +68,7 @@ def test_kept_forecasts_read_new_rows(folder):
 
 
 def test_rows_without_times_are_numbered(folder):
-    pd.DataFrame({"load": LOAD}).to_csv("rows.csv", index=False)
-    run("rows.csv", "--target", "load", "--season", 24, "--no-rivals", "--output", "f.csv")
+    run("load.csv", "--target", "load", "--season", 24, "--no-rivals", "--output", "f.csv")
     assert pd.read_csv("f.csv")["step"].tolist() == list(range(N + 1, N + 25))
 
 
@@ -79,8 +77,7 @@ def test_covariates_of_the_future_follow_the_last_value(folder):
     table = pd.DataFrame({"time": TIMES, "load": LOAD - 20 * holiday, "holiday": holiday})
     table.loc[N - 12 :, "load"] = np.nan
     table.to_csv("load.csv", index=False)
-    options = ["--time", "time", "--target", "load", "--horizon", 12, "--no-rivals"]
-    run("load.csv", *options, "--future", "holiday", "--output", "f.csv")
+    run(*FILE, "--horizon", 12, "--no-rivals", "--future", "holiday")
     assert pd.read_csv("f.csv")["time"][0] == str(TIMES[N - 12])
 
 
@@ -90,9 +87,7 @@ def test_the_worst_series_are_named(folder):
         for i in range(7)
     ]
     pd.concat(tables).to_csv("load.csv", index=False)
-    options = ["--time", "time", "--target", "load", "--series", "house", "--no-rivals"]
-    output = run("load.csv", *options, "--output", "f.csv", "--horizon", 12)
-    assert "worst series" in output
+    assert "worst series" in run(*FILE, "--series", "house", "--no-rivals", "--horizon", 12)
     assert list(pd.read_csv("f.csv"))[:2] == ["house", "time"]
 
 

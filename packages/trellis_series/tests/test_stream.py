@@ -68,7 +68,7 @@ def test_a_stream_may_run_forever():
         found, cache = step(np.array([[value]], "float32"), cache)
     cache = cache.unpack()
     np.testing.assert_allclose(np.asarray(found)[0, :, 0], [60, 50, 50, 50], atol=2)
-    *_, seen, steps = cache["filters_0"]
+    *_, seen, steps = cache["filters"][0]
     assert np.max(seen) <= 1_000 and np.max(steps) <= 1_000
 
 

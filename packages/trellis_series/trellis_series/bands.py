@@ -27,12 +27,7 @@ class Band(NamedTuple):
     least: np.ndarray
 
     def half(self, local: Any, xp: Any = np) -> Any:
-        """Returns the half widths now, (..., levels, horizon).
-
-        Args:
-            local: Array (..., 1), v.
-            xp: `numpy`, or `keras.ops` for tensors.
-        """
+        """Returns the half widths (..., levels, horizon) at a mean change v, (..., 1)."""
         unit = xp.sqrt(xp.maximum(local, _LEAST_CHANGE))
         return xp.maximum(unit[..., None] * self.factors, self.least)
 
@@ -64,10 +59,7 @@ def shares(levels: Sequence[float], independent: float) -> np.ndarray:
 def changes(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:
     """Returns v after each step, (time,): a moving mean of the changes over one season.
 
-    Args:
-        z: Array (time,), in units of the mean change.
-        known: Boolean array (time,).
-        season, horizon: Positive integers.
+    `z` (time,) is in units of the mean change; `known` (time,) says which values were measured.
     """
     seen = np.where(known[season:], np.abs(z[season:] - z[:-season]), np.nan)
     mean = (

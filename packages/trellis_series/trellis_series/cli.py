@@ -28,7 +28,7 @@ _RIVALS = ("AutoETS", "AutoTheta")  # of statsforecast
 _RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
 _HISTORY = 5  # horizons in the picture, before the backtest
 _STEP = "step"  # the column of times of a file without one
-_TITLES = {"naive": "seasonal naive"}
+_KINDS = ("ours", "naive")
 
 
 @app.callback()
@@ -101,11 +101,11 @@ def forecast(
     output = check_output(output, [file], overwrite)
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
     frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
+    backtest = None
     if model is not None:
         forecasts = Forecasts.load(model)
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
         found = forecasts.predict(known, ahead, naive=True)
-        backtest = None
     else:
         if target is None:
             raise ValueError("Name the column to forecast: --target.")
@@ -128,6 +128,7 @@ def forecast(
         backtest, of_naive = _backtest(forecasts, known, windows, rivals)
         if backtest is not None:
             forecasts.network = forecasts.net  # trained once, and left out where it did not help
+            forecasts.is_better = of_naive <= 1
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(of_naive, fallback)}")
         few = sum(model.has_few_origins for model in forecasts.models.values())
@@ -136,20 +137,20 @@ def forecast(
                 f"{few:,} of {len(forecasts.models):,} series are too short to know how wide a "
                 "band must be: theirs are at least those of the naive forecast."
             )
-        forecasts.is_better = None if of_naive is None else of_naive <= 1
-    kind = "naive" if fallback and forecasts.is_better is False else "ours"
-    other = {"naive": "ours", "ours": "naive"}[kind]
+    kind, other = ("naive", "ours") if fallback and forecasts.is_better is False else _KINDS
     written = found.drop(columns=[name for name in found if name.split("-")[0] == other])
     if forecasts.columns.id not in frame:
         written = written.drop(columns=forecasts.columns.id)
     with atomic_write(output) as temporary:
         written.to_csv(temporary, index=False)
     with atomic_write(picture) as temporary:
-        drawn = [each for each in (backtest, found) if each is not None]
-        steps = forecasts.horizon * (
-            _HISTORY + (0 if backtest is None else backtest["cutoff"].nunique())
+        tried = 0 if backtest is None else backtest["cutoff"].nunique()
+        figure = forecasts.plot(
+            known,
+            pd.concat([backtest, found]),
+            models=[kind],
+            max_insample_length=forecasts.horizon * (_HISTORY + tried),
         )
-        figure = forecasts.plot(known, pd.concat(drawn), models=[kind], max_insample_length=steps)
         figure.savefig(temporary, dpi=120, bbox_inches="tight")
     if save is not None:
         forecasts.save(save, overwrite)
@@ -162,11 +163,11 @@ def forecast(
 def _split(frame, columns, file, dayfirst):
     """Returns the rows up to the last value of each series, and those after it with covariates."""
     if columns.time == _STEP and _STEP not in frame:
-        groups = frame.groupby(columns.id) if columns.id in frame else frame
-        steps = groups.cumcount() if columns.id in frame else np.arange(len(frame))
+        has_series = columns.id in frame
+        steps = frame.groupby(columns.id).cumcount() if has_series else np.arange(len(frame))
         frame = frame.assign(**{_STEP: steps + 1})
     own = [columns.id] if columns.id != Columns.id else []
-    needed = [columns.time, columns.target, *own, *columns.known, *columns.future]
+    needed = [columns.time, columns.target, *own, *columns.covariates]
     check_columns(needed, frame.columns, str(file))
     times = parse_times(frame[columns.time], dayfirst)
     frame = to_frame(frame.assign(**{columns.time: times}), columns)
@@ -190,7 +191,7 @@ def _backtest(forecasts, frame, windows, rivals):
     found = forecasts.cross_validation(frame, count, naive=True)
     if rivals and importlib.util.find_spec("statsforecast"):
         found = _with_rivals(forecasts, frame, found)
-    kinds = [name for name in found if name in ("ours", "naive", *_RIVALS)]
+    kinds = [name for name in found if name in (*_KINDS, *_RIVALS)]
     roles = {"id_col": columns.id, "time_col": columns.time, "target_col": columns.target}
     known = found.dropna(subset=[columns.target, *kinds])
     errors = evaluate(known, [mae], models=kinds, **roles)
@@ -200,10 +201,10 @@ def _backtest(forecasts, frame, windows, rivals):
             known[columns.target].between(known[f"{kind}-lo-{p}"], known[f"{kind}-hi-{p}"]).mean()
             for p in forecasts.levels
         ]
-        for kind in ("ours", "naive")
+        for kind in _KINDS
     }
     # A series counts by the larger of the two errors that are compared.
-    ratios = errors.div(errors[["ours", "naive"]].max(axis=1).replace(0.0, 1.0), axis=0)
+    ratios = errors.div(errors[list(_KINDS)].max(axis=1).replace(0.0, 1.0), axis=0)
     of_naive = ratios.mean() / (ratios["naive"].mean() or 1.0)
     typer.echo(f"Backtest of the last {count} windows of {horizon} steps, {len(errors):,} series\n")
     heads = "".join(f"{f'in {p} % band':>15}" for p in forecasts.levels)
@@ -211,7 +212,7 @@ def _backtest(forecasts, frame, windows, rivals):
     for kind in kinds:
         figures = f"{errors[kind].mean():>12.5g}{of_naive[kind]:>10.2f}"
         shares = "".join(f"{share:>15.2f}" for share in covered.get(kind, []))
-        typer.echo(f"{_TITLES.get(kind, kind):15}{figures}{shares}")
+        typer.echo(f"{'seasonal naive' if kind == 'naive' else kind:15}{figures}{shares}")
     if len(errors) > 1:
         worst = (errors["ours"] / errors["naive"]).nlargest(_WORST)
         named = ", ".join(

@@ -1,6 +1,5 @@
 """The fitted forecast of one series: experts, their weights, and a calibrated band."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -62,19 +61,17 @@ class State(NamedTuple):
     past: Any = None
 
 
-@dataclasses.dataclass
-class Ensemble:
+class Ensemble(NamedTuple):
     """Forecasts a series from its state. `fitting.Fitting` makes it.
 
+    Methods take arrays of NumPy or, in a stream, tensors and `keras.ops` as `xp`. Values are in
+    units of `scale`, the mean change over a season.
+
     Attributes:
-        horizon: Positive integer, number of steps to forecast.
-        season, naive_season: Positive integers: the season that the experts read, and the one of
-            the naive forecast.
-        scale: Float, the mean change over a season. All values are in this unit.
+        season, naive_season: Those that the experts, and the naive forecast, read.
         low: Float, the least forecast: 0 for series without negative values.
         transform: What the ridge regressions read, and of which errors and bands are.
-        filters: `Filters`, one or more.
-        lags: What the ridge regressions read.
+        lags: What else the ridge regressions read.
         kernels: Their weights, arrays (features, horizon).
         slopes: Array (covariates,), what covariates known in the future add.
         weights: Array (experts,).
@@ -83,10 +80,9 @@ class Ensemble:
         origin_local: Array (origins,), the state's `local` there.
         independent: Float, the number of origins that share no targets.
         naive_change: Float, the root mean square change over `naive_season`.
-        state: `State` after the last value.
-        last: The time of that value, of the kind of the table's times.
-        net_share: Float, the weight of a network, see `network`.
-        reach: Integer, number of last values that the network reads.
+        state: After the last value.
+        net_share, reach: The weight of a network, and the number of last values that it reads.
+        last: The time of the last value, of the kind of the table's times.
     """
 
     horizon: int
@@ -95,27 +91,23 @@ class Ensemble:
     scale: float
     low: float
     transform: Transform
-    filters: list[Filters]
+    filters: tuple[Filters, ...]
     lags: ridge.Lags
-    kernels: list[np.ndarray]
+    kernels: tuple[np.ndarray, ...]
     slopes: np.ndarray
-    weights: np.ndarray
+    weights: Any
     errors: np.ndarray
     naive_errors: np.ndarray
     origin_local: np.ndarray
     independent: float
     naive_change: float
     state: State
-    last: Any = None
     net_share: float = 0.0
     reach: int = 0
+    last: Any = None
 
     def begin(self, y: np.ndarray, future: np.ndarray, past: np.ndarray) -> State:
-        """Returns the state after a history.
-
-        Args:
-            y: Array (time,) in the units of the data. Missing values are NaN.
-            future, past: Covariates (time, channels).
+        """Returns the state after a history, with missing values NaN, and its covariates.
 
         Raises:
             ValueError: If the history is shorter than what the experts read.
@@ -143,13 +135,9 @@ class Ensemble:
     def observe(
         self, state: State, y: Any, future: Any = None, past: Any = None, xp: Any = np
     ) -> State:
-        """Returns the state after one more value.
+        """Returns the state after one more value (..., 1) in the units of the data, or NaN.
 
-        Args:
-            state: `State`.
-            y: Array (..., 1) in the units of the data, NaN where it is missing.
-            future, past: Covariates (channels,) of this step. Default to `None`, in a stream.
-            xp: `numpy`, or `keras.ops` for tensors.
+        The covariates (channels,) of its step are `None` in a stream.
         """
         y = y / self.scale
         known = xp.less(xp.abs(y), _LARGEST)  # neither NaN nor infinite
@@ -170,13 +158,10 @@ class Ensemble:
         return State(values, local, filters, future, past)
 
     def outlook(self, state: State, ahead: Any = None, net: Any = None, xp: Any = np) -> Any:
-        """Returns the forecast (..., horizon) after a state, in units of the scale.
+        """Returns the forecast (..., horizon) after a state.
 
-        Args:
-            state: `State`.
-            ahead: Array (horizon, covariates) known in the future. Defaults to none.
-            net: Forecast (..., horizon) of the network. Defaults to none.
-            xp: `numpy`, or `keras.ops` for tensors.
+        `ahead` (horizon, channels) are the covariates known in the future, and `net` (..., horizon)
+        is the forecast of the network, if there are any.
         """
         experts = [
             transform.invert(smoothing.forecast(bank, old, self.horizon, xp), xp)
@@ -200,7 +185,7 @@ class Ensemble:
         return xp.maximum(mean, self.low)
 
     def naive(self, state: State) -> np.ndarray:
-        """Returns the seasonal naive forecast (horizon,) after a state, in units of the scale."""
+        """Returns the seasonal naive forecast (horizon,) after a state."""
         at = np.array([len(state.values)])
         return seasons.naive(state.values, self.naive_season, self.horizon, at)[0]
 
@@ -227,14 +212,7 @@ class Ensemble:
         return self.independent < _FEW
 
     def ends(self, mean: Any, band: bands.Band, state: State, xp: Any = np) -> tuple[Any, Any]:
-        """Returns the lower and upper ends of a band, (..., levels, horizon).
-
-        Args:
-            mean: Array (..., horizon), the forecast.
-            band: Result of `band`.
-            state: `State`.
-            xp: `numpy`, or `keras.ops` for tensors.
-        """
+        """Returns the lower and upper ends (..., levels, horizon) of the band of a forecast."""
         z, half = self.transform.apply(mean, xp)[..., None, :], band.half(state.local, xp)
         lower, upper = (self.transform.invert(end, xp) for end in (z - half, z + half))
         mean = mean[..., None, :]  # which may be beyond the values that logarithms return
@@ -250,11 +228,8 @@ def first_origin(length: int, season: int, horizon: int) -> int:
 def smoothed(y: np.ndarray, known: np.ndarray, season: int, origin: int) -> np.ndarray:
     """Returns the values that the smoothing runs over, with missing ones after the first season.
 
-    Args:
-        y: Array (time,), filled.
-        known: Boolean array (time,).
-        season: Positive integer, the longest season.
-        origin: The first origin.
+    `y` (time,) is filled, `known` says which of its values were measured, `season` is the longest
+    one, and `origin` the first one.
     """
     cut = max(0, min(len(y) - max(_RECENT, 5 * season), origin - 2 * season))
     values = np.where(known, y, np.nan)[cut:]

@@ -28,9 +28,6 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         path: File, which may be compressed (`.gz`).
         options: Arguments of `pandas.read_csv`, such as `sep`, `decimal` and `encoding`.
 
-    Returns:
-        A data frame.
-
     Raises:
         ValueError: If it is not a regular file or not a table, or is larger than 1 GiB, unpacks to
             more than 256 MiB and 100 times its size, or has a line of more than 1 MiB or a quote

@@ -43,11 +43,10 @@ class Fitting:
     Attributes:
         origins: Array of the past origins, numbers of known values, and the length of the series.
         actual: Array (past origins, horizon), what followed.
-        independent: Float, the number of origins that share no targets.
         experts: Dict of forecasts (origins, horizon), in units of `scale`.
         moments: The sums of the ridge regression at each refit, which a panel adds up and drops.
         group: The shape of the ridge regression, which it shares with others of a panel.
-        combined: Array (origins, horizon), their weighted mean, after `combine`.
+        combined: Array (origins, horizon), the weighted mean, after `combine`.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Fitting:
         self.y = y = y / self.scale
         self.low = 0.0 if y.min() >= 0 else -np.inf
         self.future, self.past = future, past
-        self.extra = changes_of(past, self.season)
         self.experts: dict[str, np.ndarray] = {}
         self.kernels: list[np.ndarray] = []
         self._choose_origins()
@@ -113,17 +111,13 @@ class Fitting:
         if y.min() > 0:
             logs = Transform(True, seasons.naive_scale(np.log(y), m) or 1.0, least, largest)
             add("log smoothing", logs, m, smoothing.bank(m))
-            plain, log = map(self.miss, self.experts.values())
+            plain, log = map(self._miss, self.experts.values())
             self.transform = logs if log < plain else self.transform
         if self.naive_season > m:
             add("long season", self.transform, self.naive_season, smoothing.long_bank())
 
-    def miss(self, forecasts: np.ndarray) -> np.ndarray:
-        """Returns the mean absolute error over the past origins.
-
-        Args:
-            forecasts: Array (..., origins, horizon), the last origin being the present.
-        """
+    def _miss(self, forecasts):
+        """Returns the mean absolute error (...) of forecasts (..., origins, horizon)."""
         known = ~np.isnan(self.actual)
         errors = np.where(known, np.abs(forecasts[..., :-1, :] - self.actual), 0.0)
         return errors.sum(axis=(-2, -1)) / max(known.sum(), 1)
@@ -136,6 +130,7 @@ class Fitting:
         self.lags = ridge.Lags(m, max(min(wide, n // 4), m))
         self.group = self.lags, len(self.bounds)
         self.z = self.transform.apply(self.y)
+        self.extra = changes_of(self.past, m)
         self.slopes = [self._slope(bound) for bound in self.bounds]
 
     def _slope(self, bound):
@@ -169,32 +164,28 @@ class Fitting:
             base = seasons.naive(z, self.season, self.horizon, at) + added[ahead[fold]]
             out[:, fold] = base + self.lags.features(z, self.extra, at) @ kernels
         out = self.transform.invert(out)
-        best = self.miss(out).argmin()
+        best = self._miss(out).argmin()
         self.experts[name] = out[best]
         self.kernels.append(kernels[best])
 
     def losses(self) -> np.ndarray:
         """Returns the logarithm of the error of each combination of the experts."""
-        grid, known = simplex(len(self.experts)), ~np.isnan(self.actual)
+        known = ~np.isnan(self.actual)
         if not known.any():
-            return np.zeros(len(grid))
+            return np.zeros(len(simplex(len(self.experts))))
         found = np.array([each[:-1][known] for each in self.experts.values()])
-        return np.log(np.abs(grid @ found - self.actual[known]).mean(axis=1) + 1e-9)
+        errors = simplex(len(self.experts)) @ found - self.actual[known]
+        return np.log(np.abs(errors).mean(axis=1) + 1e-9)
 
     def combine(self, losses: np.ndarray, pooled: np.ndarray | None = None) -> Ensemble:
-        """Returns the fitted forecast.
-
-        Args:
-            losses: Array (combinations,), the result of `losses`.
-            pooled: The mean of `losses` over a panel. Defaults to `None`, a single series.
-        """
+        """Returns the fitted forecast, from `losses`, and their mean over the panel, if any."""
         evidence = losses * self.independent
         if pooled is not None:
             evidence = evidence + pooled * _POOLED
         weights = np.exp(_SHARPNESS * (evidence.min() - evidence))
         weights = weights / weights.sum() @ simplex(len(self.experts))
-        experts = np.array(list(self.experts.values()))
-        self.combined = np.maximum(np.tensordot(weights, experts, 1), self.low)
+        self.combined = np.tensordot(weights, np.array(list(self.experts.values())), 1)
+        self.combined = np.maximum(self.combined, self.low)
         past = self.origins[:-1]
         naive = seasons.naive(self.y, self.naive_season, self.horizon, past)
         actual, *forecasts = map(self.transform.apply, (self.actual, self.combined[:-1], naive))
@@ -207,9 +198,9 @@ class Fitting:
             scale=self.scale,
             low=self.low,
             transform=self.transform,
-            filters=self.filters,
+            filters=tuple(self.filters),
             lags=self.lags,
-            kernels=self.kernels,
+            kernels=tuple(self.kernels),
             slopes=self.slopes[-1],
             weights=weights,
             errors=forecasts[0] - actual,
@@ -219,8 +210,7 @@ class Fitting:
             naive_change=float(np.sqrt(np.mean(changes**2))) if len(changes) else 1.0,
             state=self.state(0),
         )
-        ensemble.state = self.state(ensemble.length)
-        return ensemble
+        return ensemble._replace(state=self.state(ensemble.length))
 
     def state(self, length: int) -> State:
         """Returns the state at the end of the series, with this many last values."""

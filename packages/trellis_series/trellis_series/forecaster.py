@@ -11,7 +11,6 @@ from keras_streams.protocol import (
     at_least_float32,
     check_built,
     check_shape,
-    check_start,
     shapes_match,
     step_through,
 )
@@ -21,7 +20,7 @@ from trellis_keras.models.normalization import LARGEST, Standardization, arrays_
 from trellis_keras.models.sequence_model import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
 from trellis_series.ensemble import fill
-from trellis_series.linear_map import LinearMap, fill_missing, fit_map
+from trellis_series.linear_map import fill_missing, fit_map
 from trellis_series.quantiles import (
     Coverage,
     ForecastMetric,
@@ -34,7 +33,6 @@ from trellis_series.quantiles import (
 )
 from trellis_series.seasons import naive_season
 
-_SCALES = ("data", "window")
 _MOST_VALUES = 2**23  # in the windows used to fit a linear map
 _LEAST_GAP = 1e-3  # between quantiles, in units of the windows' scale
 
@@ -48,14 +46,14 @@ class Forecaster(SequenceModel):
     `"pinball"`, `"coverage"` and the `"mae"` of the middle quantile, which is also what Keras
     metrics passed to `compile` receive. Missing targets (NaN) do not count.
 
-    With `normalize=True` inputs and outputs are in the units of the data: `adapt` computes the
-    statistics of the training data, which are saved with the weights. The loss is computed on
-    standardized values.
+    With `normalize=True` inputs and outputs are in the units of the data, and the loss is computed
+    on standardized values. With `linear_window` the forecast is a linear map of the last steps,
 
-    With `linear_window` the forecast is a linear map of the last steps plus the output of the
-    backbone, which is trained on the map's residuals. `adapt` fits the map in closed form, after
-    which the model forecasts well without any training. The loss is then in units of the mean
-    change of each window.
+        base_t = sum_j z_{t-j} K[window - 1 - j]                    j = 0..window - 1
+        scale_t = max(mean_j |z_{t-j} - z_{t-j-1}|, least scale)
+
+    plus the backbone's output times the scale, in which the loss is then measured. `adapt` fits the
+    map in closed form, after which the model forecasts well without any training.
 
     With `scale="window"` the backbone also reads each window relative to its last value, in units
     of its standard deviation. One model then forecasts series of different levels and sizes, also
@@ -72,17 +70,16 @@ class Forecaster(SequenceModel):
         future_channels: Integer, number of input channels known in the future, the last ones, such
             as the hour of the day. At each step they have the value `horizon` steps ahead, so the
             backbone sees them up to the end of the forecast. Defaults to 0.
-        normalize: Boolean, whether the model standardizes inputs and targets, see `adapt`. It then
-            replaces missing inputs (NaN) of the backbone with the mean of their channel, or with
-            the last known value if `scale="window"`. Defaults to `False`.
         linear_window: Integer of 2 or more, the number of last steps that a linear map reads.
             Requires `normalize=True`. The head's kernel is then initialized with zeros. Defaults to
             `None`, no map.
         scale: How the backbone reads the targets: `"data"`, standardized with the statistics of the
             training data; or `"window"`, relative to each window, which requires `linear_window`.
             Defaults to `"data"`.
-        input_dropout, output_dropout, kernel_initializer, bias_initializer, seed: As in
-            `SequenceModel`.
+        **kwargs: `normalize`, `input_dropout`, `output_dropout`, `kernel_initializer`,
+            `bias_initializer` and `seed`, as in `SequenceModel`. With `normalize=True` missing
+            inputs (NaN) are the mean of their channel, or with `scale="window"` the last known
+            value.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -109,13 +106,6 @@ class Forecaster(SequenceModel):
     (6, 1, 3)
     """
 
-    horizon: int
-    targets: int
-    quantiles: tuple[float, ...] | None
-    future_channels: int
-    scale: str
-    target_normalization: Standardization | None
-
     def __init__(
         self,
         backbone: keras.Layer,
@@ -130,128 +120,121 @@ class Forecaster(SequenceModel):
     ) -> None:
         horizon, targets = check_positive(horizon=horizon, targets=targets)
         quantiles = None if quantiles is None else check_quantiles(quantiles)
-        future_channels = check_integer("future_channels", future_channels, minimum=0)
         if linear_window is not None:
-            (linear_window,) = check_positive(linear_window=linear_window)
-            if linear_window < 2 or not kwargs.get("normalize"):
-                raise ValueError(
-                    "`linear_window` must be 2 or more, and needs normalize=True. Received: "
-                    f"linear_window={linear_window}, normalize={kwargs.get('normalize', False)}"
-                )
+            linear_window = check_integer("linear_window", linear_window, minimum=2)
+            if not kwargs.get("normalize"):
+                raise ValueError("`linear_window` needs normalize=True. Received: normalize=False")
             if kwargs.get("kernel_initializer") is None:
                 kwargs["kernel_initializer"] = "zeros"
-        if scale not in _SCALES:
-            raise ValueError(f"`scale` must be one of {_SCALES}. Received: scale={scale!r}")
-        if scale == "window" and linear_window is None:
-            raise ValueError("scale='window' needs `linear_window`. Received: linear_window=None")
+        if scale not in ("data", "window") or (scale == "window" and linear_window is None):
+            raise ValueError(
+                "`scale` must be 'data', or 'window' with a `linear_window`. Received: "
+                f"scale={scale!r}, linear_window={linear_window}"
+            )
         units = horizon * targets * len(quantiles or (0,))
         super().__init__(backbone, units, per_step=False, **kwargs)
         self.horizon = horizon
         self.targets = targets
         self.quantiles = quantiles
-        self.future_channels = future_channels
+        self.future_channels = check_integer("future_channels", future_channels, minimum=0)
+        self.linear_window = linear_window
         self.scale = scale
-        self.target_normalization = None
+        self.target_normalization: Standardization | None = None
         if self.normalize:
             self.target_normalization = Standardization(
                 dtype=at_least_float32(self.compute_dtype), name="target_normalization"
             )
-        self.linear: LinearMap | None = None
-        if linear_window is not None:
-            self.linear = LinearMap(
-                linear_window,
-                horizon,
-                targets,
-                dtype=at_least_float32(self.compute_dtype),
-                name="linear",
-            )
-
-    @property
-    def middle(self) -> int | None:
-        """Index of the quantile nearest to the median, or `None` without quantiles."""
-        return None if self.quantiles is None else middle_quantile(self.quantiles)
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        assert input_shape[-1] is not None  # by `super().build`
-        if self.future_channels and self.future_channels + self.targets > input_shape[-1]:
+        channels = input_shape[-1]
+        assert channels is not None  # by `super().build`
+        if self.future_channels and self.future_channels + self.targets > channels:
             raise ValueError(
                 f"Inputs must start with {self.targets} targets and end with "
-                f"{self.future_channels} known covariates. Received: {input_shape[-1]} channels"
-            )
-        if self.target_normalization is not None and not self.target_normalization.built:
-            self.target_normalization.build((None, self.targets))
-        if self.quantiles is not None:
-            self.gap_scale = self.add_weight(
-                name="gap_scale",
-                shape=(self.targets, len(self.quantiles)),
-                initializer="ones",
-                trainable=False,
-                autocast=False,
-            )
-        if self.linear is not None:
-            self.linear.build(input_shape)
-            self.offsets = self.add_weight(
-                name="offsets",
-                shape=self._forecast_shape,
-                initializer="zeros",
-                trainable=False,
-                autocast=False,
+                f"{self.future_channels} known covariates. Received: {channels} channels"
             )
 
+        def weight(name, shape, initializer="zeros"):
+            options = {"trainable": False, "autocast": False, "dtype": self.head.variable_dtype}
+            return self.add_weight(shape, initializer, name=name, **options)
+
+        if self.target_normalization is not None:
+            self.target_normalization.build((None, self.targets))
+        if self.quantiles is not None:
+            self.gap_scale = weight("gap_scale", (self.targets, len(self.quantiles)), "ones")
+        if self.linear_window is not None:
+            one = (self.horizon, self.targets)
+            self.offsets = weight("offsets", (*one, len(self.quantiles or (0,))))
+            self.linear_kernel = weight("linear_kernel", (self.linear_window, channels, *one))
+            self.least_scale = weight("least_scale", (self.targets,))
+
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
-        if self.linear is None:
-            return self._outputs(self._hidden(inputs, training, mask))
+        if self.linear_window is None:
+            return super().call(inputs, training, mask)
         if mask is not None:
             raise ValueError(
                 "The linear map does not support masks, because it reads the last steps: remove "
                 "the padding, or use linear_window=None. Received: a mask"
             )
-        hidden = self._hidden(inputs, training, None)
-        return self._outputs(hidden, self.linear(self._linear_inputs(inputs)))
+        return self._outputs(self._hidden(inputs, training, None), self._last_steps(inputs))
 
     def _linear_inputs(self, inputs):
         """Returns inputs for the linear map, without limits on the range of targets."""
         assert self.input_normalization is not None  # by the constructor
         x = ops.cast(inputs, self.input_normalization.compute_dtype)
         x = self.input_normalization.standardize(x)
-        is_target = np.arange(self.linear.kernel.shape[1]) < self.targets
+        is_target = np.arange(self.linear_kernel.shape[1]) < self.targets
         return ops.where(is_target, x, ops.clip(x, -LARGEST, LARGEST))
 
+    def _last_steps(self, inputs):
+        """Returns what the map reads (batch, window, channels), with zeros before the inputs."""
+        x = fill_missing(self._linear_inputs(inputs))
+        before = self._no_steps(ops.shape(x)[0])
+        return ops.concatenate([before, x], axis=1)[:, -self.linear_window :]
+
+    def _no_steps(self, batch_size):
+        shape = (batch_size, *self.linear_kernel.shape[:2])
+        return ops.zeros(shape, self.linear_kernel.dtype)
+
+    def _linear(self, steps):
+        """Returns forecasts (batch, horizon, targets) and scales (batch, 1, targets)."""
+        changes = ops.absolute(steps[:, 1:, : self.targets] - steps[:, :-1, : self.targets])
+        scale = ops.maximum(ops.mean(changes, axis=1), self.least_scale)
+        return ops.tensordot(steps, self.linear_kernel, [[1, 2], [0, 1]]), scale[:, None]
+
     def _features(self, inputs):
-        if self.linear is None or self.scale == "data":
+        if self.scale == "data":
             return super()._features(inputs)
-        return self._relative(self.linear.last_steps(self._linear_inputs(inputs)))
+        return self._relative(self._last_steps(inputs))
 
     def _relative(self, steps):
         """Returns windows (batch, window, channels) relative to their last values."""
         targets, others = steps[..., : self.targets], steps[..., self.targets :]
-        deviation = ops.maximum(ops.std(targets, axis=1, keepdims=True), self.linear.least_scale)
+        deviation = ops.maximum(ops.std(targets, axis=1, keepdims=True), self.least_scale)
         targets = ops.clip((targets - targets[:, -1:]) / deviation, -LARGEST, LARGEST)
         return ops.cast(ops.concatenate([targets, others], axis=-1), self.compute_dtype)
 
-    def _outputs(self, hidden, linear=None):
-        outputs = ops.reshape(self.head(hidden), (-1, *self._forecast_shape))
-        if linear is not None:
+    def _outputs(self, hidden, steps=None):
+        outputs = ops.reshape(
+            self.head(hidden), (-1, self.horizon, self.targets, len(self.quantiles or (0,)))
+        )
+        if steps is not None:
             outputs = outputs + self.offsets
         if self.quantiles is not None:
-            outputs = _increasing(outputs, self.gap_scale, self.middle)
-        if linear is not None:
-            base, scale = linear if self.quantiles is None else (x[..., None] for x in linear)
-            outputs = base + scale * outputs
+            outputs = _increasing(outputs, self.gap_scale, middle_quantile(self.quantiles))
+        if steps is not None:
+            base, scale = self._linear(steps)
+            outputs = base[..., None] + scale[..., None] * outputs
         if self.target_normalization is not None:
-            outputs = self.target_normalization.invert(outputs, axis=self._target_axis)
-        return outputs
+            outputs = self.target_normalization.invert(outputs, axis=-2)
+        return outputs[..., 0] if self.quantiles is None else outputs
 
     @property
     def _forecast_shape(self):
         """Returns the shape of one forecast."""
         quantiles = () if self.quantiles is None else (len(self.quantiles),)
         return (self.horizon, self.targets, *quantiles)
-
-    @property
-    def _target_axis(self):
-        return -1 if self.quantiles is None else -2
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*super().compute_output_shape(input_shape)[:-1], *self._forecast_shape)
@@ -261,7 +244,7 @@ class Forecaster(SequenceModel):
     def adapt(
         self,
         train: np.ndarray | Sequence[np.ndarray],
-        valid: np.ndarray | Sequence[np.ndarray] | None = None,
+        valid: np.ndarray | Sequence[np.ndarray] = (),
     ) -> None:
         """Computes the statistics of the training data, and fits the linear map, if any.
 
@@ -273,7 +256,7 @@ class Forecaster(SequenceModel):
         Args:
             train: Rows of the training part: an array (time, channels), or a sequence of such
                 arrays, one for each series. The future channels are at their own time.
-            valid: The validation part, used to choose the map's penalty. Defaults to `None`.
+            valid: The validation part, used to choose the map's penalty. Defaults to none.
 
         Raises:
             ValueError: If the model has normalize=False, a channel has no values, or there is no
@@ -281,37 +264,37 @@ class Forecaster(SequenceModel):
         """
         rows = arrays_of(train)
         super().adapt(rows)
-        if self.target_normalization is not None:
-            self.target_normalization.adapt([array[..., : self.targets] for array in rows])
-        if self.linear is None:
+        assert self.target_normalization is not None  # by `super().adapt`
+        self.target_normalization.adapt([array[..., : self.targets] for array in rows])
+        if self.linear_window is None:
             return
-        held = () if valid is None else arrays_of(valid)
-        (x, y), (x_valid, y_valid) = map(self._linear_windows, (rows, held))
+        (x, y), (x_valid, y_valid) = map(self._linear_windows, (rows, arrays_of(valid)))
         if not len(x):
             raise ValueError(
                 f"The linear map needs windows of `linear_window` + `horizon` = "
-                f"{self.linear.window} + {self.horizon} rows. Received: none in the training data"
+                f"{self.linear_window} + {self.horizon} rows. Received: none in the training data"
             )
-        longest = max(rows, key=len)
-        kernel, least_scale, residuals = fit_map(
-            x, y, x_valid, y_valid, [self._season(longest[:, j]) for j in range(self.targets)]
-        )
-        self.linear.kernel.assign(kernel.reshape(self.linear.kernel.shape))
-        self.linear.least_scale.assign(least_scale)
+        inputs, targets = np.concatenate([x, x_valid]), np.concatenate([y, y_valid])
+        found = [
+            fit_map(inputs, targets, len(x), j, self._season([each[:, j] for each in rows]))
+            for j in range(self.targets)
+        ]
+        kernels, scales, residuals = (np.stack(each, axis=-1) for each in zip(*found, strict=True))
+        self.linear_kernel.assign(kernels)
+        self.least_scale.assign(scales)
         if self.quantiles is not None:
             self.offsets.assign(_starting_offsets(residuals, self.quantiles))
 
-    def _season(self, y):
-        """Returns the lag with the best naive forecasts of a series, at most the window."""
-        y = np.asarray(y, "float64")
-        y = fill(y, 1) if not np.isnan(y).all() else np.zeros(len(y))
-        return naive_season(y, range(2, self.linear.window + 1), self.horizon)
+    def _season(self, series):
+        """Returns the lag with the best naive forecasts of the longest of some series."""
+        longest = max(series, key=lambda y: np.count_nonzero(~np.isnan(y))).astype("float64")
+        return naive_season(fill(longest, 1), range(2, self.linear_window + 1), self.horizon)
 
     def _linear_windows(self, series):
         """Returns standardized inputs and targets of evenly spaced windows of series."""
-        window, horizon, channels = self.linear.window, self.horizon, self.linear.kernel.shape[1]
+        window, channels = self.linear_kernel.shape[:2]
         parts = [
-            windows(np.asarray(rows), window, horizon, self.targets, self.future_channels)
+            windows(np.asarray(rows), window, self.horizon, self.targets, self.future_channels)
             for rows in (*series, np.zeros((0, channels)))
         ]
         every = -(-sum(len(x) for x, _ in parts) * window * channels // _MOST_VALUES) or 1
@@ -320,12 +303,6 @@ class Forecaster(SequenceModel):
         )
         x = ops.convert_to_numpy(fill_missing(self._linear_inputs(x)))
         return x.astype("float64"), ops.convert_to_numpy(self.target_normalization.standardize(y))
-
-    def _scale(self, x):
-        """Returns the scale of windows in the loss, relative to the targets' deviation."""
-        if self.linear is None:
-            return ops.ones((1, 1, self.targets))
-        return self.linear(self._linear_inputs(x))[1]
 
     # Loss and metrics
 
@@ -353,11 +330,10 @@ class Forecaster(SequenceModel):
 
     def _own_metrics(self, metrics):
         """Returns Keras' metrics, wrapped to take single values with weights."""
-        if metrics is None:
-            return None
+        quantile = None if self.quantiles is None else middle_quantile(self.quantiles)
         kinds = (ForecastMetric, ValueMetric)
-        return [
-            metric if isinstance(metric, kinds) else ValueMetric(metric, self.middle)
+        return metrics and [
+            metric if isinstance(metric, kinds) else ValueMetric(metric, quantile)
             for metric in keras.tree.flatten(metrics)
         ]
 
@@ -369,19 +345,20 @@ class Forecaster(SequenceModel):
         return ops.broadcast_to(weight, ops.shape(values))
 
     def _loss_terms(self, x, y, y_pred, weight):
-        expected = tuple(y_pred.shape[:-1] if self.quantiles else y_pred.shape)
-        if not shapes_match(y.shape, expected):
+        y_pred = y_pred[..., None] if self.quantiles is None else y_pred
+        if not shapes_match(y.shape, y_pred.shape[:-1]):
             raise ValueError(
-                f"Targets must have shape {expected}. Received: shape {tuple(y.shape)}"
+                f"Targets must have shape {tuple(y_pred.shape[:-1])}. Received: shape "
+                f"{tuple(y.shape)}"
             )
         y, weight = without_missing(ops.cast(y, weight.dtype), weight)
         if self.target_normalization is not None:
             y = self.target_normalization.standardize(y)
-            y_pred = self.target_normalization.standardize(y_pred, axis=self._target_axis)
-        if self.linear is not None:
-            scale = self._scale(x)
-            y, y_pred = y / scale, y_pred / (scale if self.quantiles is None else scale[..., None])
-        return y[..., None], y_pred if self.quantiles else y_pred[..., None], weight
+            y_pred = self.target_normalization.standardize(y_pred, axis=-2)
+        if self.linear_window is not None:
+            scale = self._linear(self._last_steps(x))[1]
+            y, y_pred = y / scale, y_pred / scale[..., None]
+        return y[..., None], y_pred, weight
 
     def _check_targets(self, y):
         if y.ndim != 3 or y.shape[1:] != (self.horizon, self.targets):
@@ -396,28 +373,29 @@ class Forecaster(SequenceModel):
     # contains nothing else.
 
     def initial_cache(self, batch_size: int) -> Cache:
-        if self.linear is None:
-            return super().initial_cache(batch_size)
         check_built(self)
-        check_start(self.linear, batch_size)
-        cache = {"linear": self.linear.initial_cache(batch_size)}
-        if self.scale == "data":
-            cache["backbone"] = super().initial_cache(batch_size)
-        return cache
+        if self.scale == "window":
+            return {"linear": self._no_steps(batch_size)}
+        cache = super().initial_cache(batch_size)
+        if self.linear_window is None:
+            return cache
+        return {"linear": self._no_steps(batch_size), "backbone": cache}
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        if self.linear is None:
+        if self.linear_window is None:
             return super().step(x, cache)
         steps = cache["linear"]
         check_shape("x", x, (steps.shape[0], steps.shape[-1]))
-        linear, steps = self.linear.step(self._linear_inputs(x), steps)
+        new = self._linear_inputs(x)
+        new = ops.where(ops.isnan(new), steps[:, -1], new)
+        steps = ops.concatenate([steps[:, 1:], new[:, None]], axis=1)
         if self.scale == "window":
-            return self._outputs(self.backbone(self._relative(steps)), linear), {"linear": steps}
+            return self._outputs(self.backbone(self._relative(steps)), steps), {"linear": steps}
         hidden, backbone = self.stream().step(self._features(x), cache["backbone"])
-        return self._outputs(hidden, linear), {"linear": steps, "backbone": backbone}
+        return self._outputs(hidden, steps), {"linear": steps, "backbone": backbone}
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        if self.linear is None:
+        if self.linear_window is None:
             return super().prefill(x, cache)
         return step_through(self, x, cache)
 
@@ -437,9 +415,9 @@ class Forecaster(SequenceModel):
 
         Args:
             history: Array (time, channels) or (batch, time, channels): the targets first, then
-                other covariates, and last the `future_channels`, each at its own time. A model with
-                `normalize` replaces NaN, see the class. A history shorter than the training windows
-                is padded with zeros, which makes forecasts less accurate.
+                other covariates, and last the `future_channels`, each at its own time. A history
+                shorter than the training windows is padded with zeros, which makes forecasts less
+                accurate.
             future_covariates: Array (horizon, future_channels) or (batch, ...), of the steps after
                 the history. Defaults to `None`.
 
@@ -454,31 +432,22 @@ class Forecaster(SequenceModel):
         x, is_single = np.asarray(history, "float32"), np.ndim(history) == 2
         x = x[None] if is_single else x
         self._check_inputs(x)
-        if self.future_channels:
+        if self.future_channels or future_covariates is not None:
             ahead = np.asarray(future_covariates, "float32")
             wanted = (len(x), self.horizon, self.future_channels)
-            if ahead.shape not in (wanted, wanted[1:] if is_single else wanted):
+            shapes = (wanted, wanted[1:] if is_single else wanted)
+            if ahead.shape not in shapes or np.isnan(ahead).any():
                 raise ValueError(
-                    f"`future_covariates` must have shape {wanted}. Received: shape {ahead.shape}"
+                    f"`future_covariates` must have shape {wanted}, and no missing values. "
+                    f"Received: shape {ahead.shape}, {np.isnan(ahead).sum()} missing values"
                 )
-            if np.isnan(ahead).any():
-                raise ValueError("`future_covariates` must have no missing values. Received: NaN")
             x = with_lead(x, ahead.reshape(wanted))
-        elif future_covariates is not None:
-            raise ValueError("The model has future_channels=0. Received: future_covariates")
         y = ops.convert_to_numpy(self(ops.convert_to_tensor(x)))
         return y[0] if is_single else y
 
     def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "horizon": self.horizon,
-            "targets": self.targets,
-            "quantiles": self.quantiles,
-            "future_channels": self.future_channels,
-            "linear_window": None if self.linear is None else self.linear.window,
-            "scale": self.scale,
-        }
+        names = ("horizon", "targets", "quantiles", "future_channels", "linear_window", "scale")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict) -> "Forecaster":
@@ -493,9 +462,11 @@ def with_lead(x: np.ndarray, ahead: np.ndarray) -> np.ndarray:
         x: Array (batch, time, channels), each channel at its own time.
         ahead: Array (batch, horizon, future_channels), the steps that follow.
     """
-    count, horizon = ahead.shape[2], ahead.shape[1]
-    known = np.concatenate([x[..., -count:], ahead], axis=1)[:, horizon:]
-    return np.concatenate([x[..., :-count], known], axis=-1)
+    horizon, count = ahead.shape[1:]
+    x = x.copy()
+    if count:
+        x[..., -count:] = np.concatenate([x[..., -count:], ahead], axis=1)[:, horizon:]
+    return x
 
 
 def windows(
@@ -512,11 +483,9 @@ def windows(
         there are future channels.
     """
     count = max(len(rows) - window - horizon + 1, 0)
-    view = np.lib.stride_tricks.sliding_window_view
     if not count:
-        return rows[:0].reshape(0, window, rows.shape[1]), rows[:0, None, :targets].repeat(
-            horizon, 1
-        )
+        return np.zeros((0, window, rows.shape[1])), np.zeros((0, horizon, targets))
+    view = np.lib.stride_tricks.sliding_window_view
     x = np.moveaxis(view(rows, window, axis=0), 1, 2)[:count]
     ahead = np.moveaxis(view(rows, horizon, axis=0), 1, 2)[window:]
     if future_channels:
@@ -525,12 +494,7 @@ def windows(
 
 
 def _starting_offsets(residuals, quantiles):
-    """Returns offsets (horizon, targets, quantiles) whose quantiles are those of residuals.
-
-    Args:
-        residuals: Array (windows, horizon, targets). Missing values are NaN.
-        quantiles: Increasing floats between 0 and 1.
-    """
+    """Returns offsets (horizon, targets, quantiles) for residuals (windows, horizon, targets)."""
     found = np.nan_to_num(np.moveaxis(np.nanquantile(residuals, quantiles, axis=0), 0, -1))
     middle = middle_quantile(quantiles)
     gaps = np.maximum(np.diff(found, axis=-1), _LEAST_GAP)

@@ -4,9 +4,8 @@ import copy
 import numbers
 import os
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -21,7 +20,6 @@ from trellis_series import saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
 from trellis_series.panel import Columns, History, read_future, read_panel, to_frame
-from trellis_series.ridge import Moments
 from trellis_series.stream import ForecastStream, export
 from trellis_series.times import parse_times, time_grid, time_range
 
@@ -87,15 +85,12 @@ class Forecasts:
     ) -> None:
         (self.horizon,) = check_positive(horizon=horizon)
         self.levels = _levels(levels)
-        self.columns = Columns(
-            id_col,
-            time_col,
-            target_col,
-            past=_names("past", past),
-            future=_names("future", future),
-            static=_names("static", static),
-        )
-        used = [id_col, time_col, target_col, *self.columns.known, *self.columns.future]
+        for name, names in {"past": past, "future": future, "static": static}.items():
+            if isinstance(names, str):
+                raise ValueError(f"`{name}` must be a sequence of names. Received: {names!r}")
+        roles = (tuple(names) for names in (past, future, static))
+        self.columns = Columns(id_col, time_col, target_col, *roles)
+        used = [id_col, time_col, target_col, *self.columns.covariates]
         if len(set(used)) < len(used):
             raise ValueError(f"A column can have one role only. Received: {used}")
         self.freq = freq
@@ -103,8 +98,7 @@ class Forecasts:
         if season is not None:
             given = season if isinstance(season, Sequence) else [season]
             self.season = sorted({check_positive(season=each)[0] for each in given})
-        kinds = (keras.Layer, networks.Network)
-        if not (network is None or isinstance(network, kinds) or network == "auto"):
+        if not (network is None or isinstance(network, keras.Layer) or network == "auto"):
             raise ValueError(
                 "`network` must be 'auto', a layer, a trained network or None. Received: "
                 f"network={network!r}"
@@ -141,31 +135,31 @@ class Forecasts:
         """Returns a dict from the name of each series to its `Ensemble`."""
         self._candidates = self.candidate_seasons(panel, self.fitted_freq)
         fittings: list[Fitting] = []
-        shared: dict[Any, Moments] = {}
-        sizes: Counter = Counter()
+        shared: dict[Any, Any] = {}
         for series in tqdm(panel, delay=10, disable=None):
             fitting = self._fitting(series)
             sums, fitting.moments = fitting.moments, None  # megabytes
-            if fitting.group in shared:
-                sums = shared[fitting.group].plus(sums)
-            shared[fitting.group] = sums
-            sizes[fitting.group] += 1
+            count, others = shared.get(fitting.group, (0, None))
+            shared[fitting.group] = count + 1, others.plus(sums) if count else sums
             fittings.append(fitting)
         for fitting in fittings:
-            if sizes[fitting.group] > 1:
-                fitting.add_ridge("ridge of all", shared[fitting.group])
-        kinds: dict[Any, list[np.ndarray]] = {}
+            count, sums = shared[fitting.group]
+            if count > 1:
+                fitting.add_ridge("ridge of all", sums)
         losses = [fitting.losses() for fitting in fittings]
-        for fitting, loss in zip(fittings, losses, strict=True):
-            kinds.setdefault(tuple(fitting.experts), []).append(loss)
-        pooled = {kind: np.mean(each, axis=0) for kind, each in kinds.items() if len(each) > 1}
+        kinds = [tuple(fitting.experts) for fitting in fittings]
+        pooled = {}
+        for kind in set(kinds):
+            same = [loss for loss, other in zip(losses, kinds, strict=True) if other == kind]
+            if len(same) > 1:
+                pooled[kind] = np.mean(same, axis=0)
         models = [
-            fitting.combine(loss, pooled.get(tuple(fitting.experts)))
-            for fitting, loss in zip(fittings, losses, strict=True)
+            fitting.combine(loss, pooled.get(kind))
+            for fitting, loss, kind in zip(fittings, losses, kinds, strict=True)
         ]
-        self.net = networks.fit(fittings, models, self.network, self.seed)
+        self.net, models = networks.add(fittings, models, self.network, self.seed)
         pairs = zip(panel, models, strict=True)
-        return {series.name: replace(model, last=series.times[-1]) for series, model in pairs}
+        return {series.name: model._replace(last=series.times[-1]) for series, model in pairs}
 
     def candidate_seasons(self, panel: Sequence[History], freq: str | int) -> list[int]:
         """Returns the seasons that series may have, shortest first."""
@@ -178,11 +172,6 @@ class Forecasts:
 
     def _fitting(self, series):
         return Fitting(series.y, self._candidates, self.horizon, series.future, series.past)
-
-    def _model(self, series):
-        """Returns the forecast of a series that is fitted alone."""
-        fitting = self._fitting(series)
-        return replace(fitting.combine(fitting.losses()), last=series.times[-1])
 
     # Forecasts
 
@@ -213,29 +202,28 @@ class Forecasts:
             ValueError: If the table is not as in `fit`, or covariates are missing.
         """
         levels = self.levels if levels is None else _levels(levels)
-        models = self._fitted() if df is None else self._started(df)
+        models = dict(self._fitted())
+        if df is not None:
+            read = {series.name: series for series in self._read(df)}
+            models = {name: self._started(each, models.get(name)) for name, each in read.items()}
         times = {
             name: time_range(self.fitted_freq, each.last, periods=self.horizon + 1)[1:]
             for name, each in models.items()
         }
         return self._frame(models, times, self._ahead(X_df, times), levels, naive)
 
+    def _started(self, series, model):
+        """Returns the model in the state after a series, fitted if there is none."""
+        if model is None:
+            fitting = self._fitting(series)
+            return fitting.combine(fitting.losses())._replace(last=series.times[-1])
+        state = model.begin(series.y, series.future, series.past)
+        return model._replace(state=state, last=series.times[-1])
+
     def _fitted(self):
         if not self.models:
             raise ValueError("Call `fit` first.")
         return self.models
-
-    def _started(self, df):
-        """Returns the models in the states after another table."""
-        found = {}
-        for series in self._read(df):
-            model = self.models.get(series.name)
-            if model is None:
-                found[series.name] = self._model(series)
-            else:
-                state = model.begin(series.y, series.future, series.past)
-                found[series.name] = replace(model, state=state, last=series.times[-1])
-        return found
 
     def _read(self, df):
         frame = to_frame(df, self.columns)
@@ -244,17 +232,14 @@ class Forecasts:
 
     def _ahead(self, X_df, times):
         """Returns the covariates of the steps to forecast by series."""
-        if not self.columns.future:
-            if X_df is not None:
-                raise ValueError("`X_df` needs covariates named in `future`. Received: none")
-            return dict.fromkeys(times)
-        if X_df is None:
+        if self.columns.future and X_df is not None:
+            return read_future(to_frame(X_df, self.columns), self.columns, self.encoding, times)
+        if self.columns.future or X_df is not None:
             raise ValueError(
-                f"`X_df` must have the values of {', '.join(map(repr, self.columns.future))} in "
-                f"the {self.horizon} steps to forecast. Received: X_df=None"
+                "`X_df` must have the covariates known in the future, if there are any. Received: "
+                f"future={list(self.columns.future)}, X_df={type(X_df).__name__}"
             )
-        frame = to_frame(X_df, self.columns)
-        return read_future(frame, self.columns, self.encoding, times)
+        return dict.fromkeys(times)
 
     def _frame(self, models, times, ahead, levels, naive):
         nets = self._net_forecasts(models, ahead)
@@ -283,13 +268,13 @@ class Forecasts:
         if not names:
             return {}
         states = [models[name].state for name in names]
-        parts = [(s.values, s.past, s.future) for s in states]
-        inputs = (
-            np.stack([each[-self.net.window :] for each in part])
-            for part in zip(*parts, strict=True)
+        y, past, future = (
+            np.stack([getattr(state, name)[-self.net.linear_window :] for state in states])
+            for name in ("values", "past", "future")
         )
         steps = None if ahead[names[0]] is None else np.stack([ahead[name] for name in names])
-        return dict(zip(names, np.asarray(self.net(*inputs, steps)), strict=True))
+        found = np.asarray(networks.forecast(self.net, y, past, future, steps))
+        return dict(zip(names, found, strict=True))
 
     def update(self, df: Any) -> "Forecasts":
         """Reads the rows that follow, without fitting again. The work is constant for each row.
@@ -300,22 +285,18 @@ class Forecasts:
 
         Returns:
             The object itself.
-
-        Raises:
-            ValueError: If the table is not as in `fit`.
         """
         for series in self._read(df):
             model = self.models.get(series.name)
-            if model is None:
-                self.models[series.name] = self._model(series)
-            elif series.times[-1] > model.last:
-                self.models[series.name] = self._after(series, model)
+            if model is not None and series.times[-1] <= model.last:
+                continue
+            following = self._started if model is None else self._after
+            self.models[series.name] = following(series, model)
         return self
 
     def _after(self, series, model):
         """Returns the model after the steps of a series that it has not read."""
-        start = int(series.times.searchsorted(model.last, "right"))
-        state = model.state
+        start, state = int(series.times.searchsorted(model.last, "right")), model.state
         ends = pd.Index([model.last, *series.times[start:]])
         gap = len(time_grid(self.fitted_freq, ends, len(ends))) - len(ends)
         if gap:
@@ -324,7 +305,7 @@ class Forecasts:
             state = model.observe(state, np.array([np.nan]), state.future[-1], state.past[-1])
         for t in range(start, len(series.y)):
             state = model.observe(state, series.y[t : t + 1], series.future[t], series.past[t])
-        return replace(model, state=state, last=series.times[-1])
+        return model._replace(state=state, last=series.times[-1])
 
     def cross_validation(
         self,
@@ -364,44 +345,33 @@ class Forecasts:
             raise ValueError(
                 f"{n_windows} windows need series of more than {first} steps. Received: none"
             )
-        parts = []
-        for window in range(n_windows):
-            ends = {series.name: len(series.y) - first + window * step for series in panel}
-            if refit or not window:
-                own.models = own._fit([series.before(ends[series.name]) for series in panel])
+        parts: list[pd.DataFrame] = []
+        for before in range(first, self.horizon - 1, -step):  # steps from an origin to the end
+            known = [series[: len(series.y) - before] for series in panel]
+            if refit or not parts:
+                own.models = own._fit(known)
             else:
-                for series in panel:
-                    known = series.before(ends[series.name])
-                    own.models[series.name] = own._after(known, own.models[series.name])
-            parts.append(own._window(panel, ends, naive))
+                own.models = {each.name: own._after(each, own.models[each.name]) for each in known}
+            ahead = [series[len(series.y) - before :][: self.horizon] for series in panel]
+            found = own._frame(
+                own.models,
+                {each.name: each.times for each in ahead},
+                {each.name: each.future for each in ahead},
+                self.levels,
+                naive,
+            )
+            cutoffs = pd.Index([model.last for model in own.models.values()])
+            found.insert(2, "cutoff", cutoffs.repeat(self.horizon))
+            found.insert(3, self.columns.target, np.concatenate([each.y for each in ahead]))
+            parts.append(found)
         self.net = own.net
         found = pd.concat(parts, ignore_index=True)
         order = found.groupby(self.columns.id, sort=False).ngroup().to_numpy()
         return found.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
 
-    def _window(self, panel, ends, naive):
-        """Returns the forecasts after these ends, with the values that followed."""
-        rows = {
-            series.name: slice(ends[series.name], ends[series.name] + self.horizon)
-            for series in panel
-        }
-        ahead = {series.name: series.future[rows[series.name]] for series in panel}
-        times = {series.name: series.times[rows[series.name]] for series in panel}
-        found = self._frame(self.models, times, ahead, self.levels, naive)
-        cutoffs = pd.Index([model.last for model in self.models.values()])
-        actual = np.concatenate([series.y[rows[series.name]] for series in panel])
-        found.insert(2, "cutoff", cutoffs.repeat(self.horizon))
-        found.insert(3, self.columns.target, actual)
-        return found
-
     # Pictures, streams and files
 
-    def plot(
-        self,
-        df: Any = None,
-        forecasts: pd.DataFrame | None = None,
-        **options: Any,
-    ) -> Any:
+    def plot(self, df: Any = None, forecasts: pd.DataFrame | None = None, **options: Any) -> Any:
         """Draws series with forecasts and bands, by `utilsforecast.plotting.plot_series`.
 
         Args:
@@ -445,30 +415,29 @@ class Forecasts:
             parts.append(pd.DataFrame(row))
         return pd.concat(parts, ignore_index=True)
 
-    def stream(self, unique_id: Any = None, dtype: str = "float64") -> Any:
+    def stream(self, unique_id: Any = None, dtype: str = "float64") -> ForecastStream:
         """Returns the forecast of a series as a stream, which reads one value at a time.
 
         Args:
             unique_id: The name of the series. Defaults to `None`, the only one.
             dtype: String, the dtype of the computation. Defaults to `"float64"`.
 
-        Returns:
-            A `ForecastStream`.
-
         Raises:
-            ValueError: If there is no such series, or the forecasts have covariates.
+            ValueError: If the forecasts have covariates.
         """
-        if self.columns.future or self.columns.known:
+        if self.columns.covariates:
             raise ValueError(
                 "A stream reads the values of one series, without covariates. Received: "
-                f"{', '.join(map(repr, (*self.columns.known, *self.columns.future)))}"
+                f"{', '.join(map(repr, self.columns.covariates))}"
             )
         models = self._fitted()
-        if unique_id is None and len(models) > 1:
-            raise ValueError(f"Name one of the {len(models)} series: `unique_id`.")
-        if unique_id is not None and unique_id not in models:
-            raise ValueError(f"There is no series {unique_id!r}.")
-        model = models[next(iter(models)) if unique_id is None else unique_id]
+        if unique_id is None and len(models) == 1:
+            (unique_id,) = models
+        if unique_id not in models:
+            raise ValueError(
+                f"`unique_id` must be one of the {len(models)} series. Received: {unique_id!r}"
+            )
+        model = models[unique_id]
         return ForecastStream(model, self.levels, self.net if model.net_share else None, dtype)
 
     def export(
@@ -491,9 +460,6 @@ class Forecasts:
             unique_id: The name of the series. Defaults to `None`, the only one.
             dtype: String, `"float32"` or `"float64"`. Defaults to `"float32"`.
             overwrite: Boolean, whether to replace an earlier export. Defaults to `False`.
-
-        Raises:
-            ValueError: As in `stream`, or if the path exists.
         """
         export(self.stream(unique_id, dtype), path, overwrite)
 
@@ -504,25 +470,14 @@ class Forecasts:
             path: The folder. Its parent must exist.
             overwrite: Boolean, whether to replace an earlier save. A folder with any other content
                 is never replaced. Defaults to `False`.
-
-        Raises:
-            ValueError: If the folder exists, or names of series are neither strings nor numbers.
-            OSError: If it cannot be written.
         """
-        about = {
-            "arguments": self._arguments(),
-            "freq": self.fitted_freq,
-            "encoding": self.encoding,
-            "seasons": self._candidates,
-            "is_better": self.is_better,
-        }
-        saving.save(path, about, self._fitted(), self.net and self.net.model, overwrite)
-
-    def _arguments(self):
         columns = asdict(self.columns)
         roles = {f"{name}_col": columns.pop(name) for name in ("id", "time", "target")}
         names = ("horizon", "freq", "levels", "season", "seed")
-        return {**{name: getattr(self, name) for name in names}, **columns, **roles}
+        arguments = {**{name: getattr(self, name) for name in names}, **columns, **roles}
+        about = {name: getattr(self, name) for name in _FITTED}
+        models = self._fitted()
+        saving.save(path, {"arguments": arguments, **about}, models, self.net, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Forecasts":
@@ -532,18 +487,20 @@ class Forecasts:
             ValueError: If the folder has anything else, or is damaged.
             OSError: If it cannot be read.
         """
-        about, models, net = saving.load(path)
+        about, models, forecaster = saving.load(path)
         try:
             forecasts = cls(**about["arguments"], network=None)
-            forecasts.fitted_freq, forecasts.encoding = about["freq"], about["encoding"]
-            forecasts._candidates, forecasts.is_better = about["seasons"], about["is_better"]
+            for name in _FITTED:
+                setattr(forecasts, name, about[name])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         if any(model.horizon != forecasts.horizon for model in models.values()):
             raise ValueError(f"{path} is damaged: its horizons differ")
-        forecasts.net = None if net is None else networks.Network(net)
-        forecasts.models = models
+        forecasts.net, forecasts.models = forecaster, models
         return forecasts
+
+
+_FITTED = ("fitted_freq", "encoding", "_candidates", "is_better")  # besides the models
 
 
 def _levels(levels):
@@ -551,9 +508,3 @@ def _levels(levels):
     if not all(isinstance(p, numbers.Real) and 0 < p < 100 for p in found):
         raise ValueError(f"`levels` must be percentages, such as (80, 95). Received: {levels!r}")
     return tuple(int(p) if p == int(p) else float(p) for p in found)  # as columns have them
-
-
-def _names(name, names):
-    if isinstance(names, str):
-        raise ValueError(f"`{name}` must be a sequence of names. Received: {name}={names!r}")
-    return tuple(names)

@@ -21,75 +21,55 @@ _LONG, _MANY, _SOME = 15_000, 100_000, 10_000
 _SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
-class Network:
-    """A `Forecaster` of windows of scaled series.
+def forecast(
+    model: Forecaster, y: Any, past: Any = None, future: Any = None, ahead: Any = None
+) -> Any:
+    """Returns a network's forecasts (batch, horizon).
 
     Args:
         model: `Forecaster` with `scale="window"`, whose channels are the values, covariates known
             up to the present, and those known in the future.
+        y: Tensor (batch, window), in units of the scale.
+        past, future: Arrays (batch, window, channels), or `None`, without covariates.
+        ahead: Array (batch, horizon, channels), the covariates known in the future.
     """
-
-    def __init__(self, model: Forecaster) -> None:
-        self.model = model
-
-    @property
-    def window(self) -> int:
-        """The number of values that a forecast reads."""
-        assert self.model.linear is not None
-        return self.model.linear.window
-
-    @property
-    def channels(self) -> int:
-        """The number of channels: the values, and all covariates."""
-        assert self.model.linear is not None
-        return self.model.linear.kernel.shape[1]
-
-    def __call__(self, y: Any, past: Any = None, future: Any = None, ahead: Any = None) -> Any:
-        """Returns forecasts (batch, horizon).
-
-        Args:
-            y: Tensor (batch, window), in units of the scale.
-            past, future: Arrays (batch, window, channels), or `None`, without covariates.
-            ahead: Array (batch, horizon, channels), the covariates known in the future.
-        """
-        last = y[:, -1:]  # without it, float32 is precise enough for any level
-        x = ops.cast(y - last, "float32")[..., None]
-        if past is not None:
-            x = np.concatenate([x, past, future], axis=-1, dtype="float32")
-            x = with_lead(x, ahead.astype("float32")) if future.shape[-1] else x
-        return last + ops.cast(self.model(x)[..., 0], last.dtype)
-
-    def at(self, fitting: Fitting, origins: np.ndarray) -> np.ndarray:
-        """Returns forecasts from past origins, (origins, horizon)."""
-        rows = origins[:, None] - self.window + np.arange(self.window)
-        ahead = fitting.future[origins[:, None] + np.arange(fitting.horizon)]
-        y, past, future = (values[rows] for values in (fitting.y, fitting.past, fitting.future))
-        return np.asarray(self(y, past, future, ahead))
+    last = y[:, -1:]  # without it, float32 is precise enough for any level
+    x = ops.cast(y - last, "float32")[..., None]
+    if past is not None:
+        x = np.concatenate([x, past, future], axis=-1, dtype="float32")
+        x = with_lead(x, ahead.astype("float32")) if future.shape[-1] else x
+    return last + ops.cast(model(x)[..., 0], last.dtype)
 
 
-def fit(
+def add(
     fittings: Sequence[Fitting], models: Sequence[Ensemble], kind: Any, seed: int
-) -> Network | None:
-    """Returns a network, if it makes the forecasts better, after it has been added to the models.
+) -> tuple[Forecaster | None, Sequence[Ensemble]]:
+    """Returns a network and the models with it, if it makes the forecasts better.
 
-    Args:
-        fittings, models: Of each series.
-        kind: `"auto"`, a causal layer, a `Network`, or `None`, as in `Forecasts`.
-        seed: Integer seed.
+    `fittings` and `models` are those of each series; `kind` is the argument of `Forecasts`.
     """
     if kind is None or (isinstance(kind, str) and not _is_worth_trying(fittings)):
-        return None
-    if isinstance(kind, Network):
-        found: Network | None = kind
-        needed = fittings[0].horizon, 1 + fittings[0].past.shape[1] + fittings[0].future.shape[1]
-        if needed != (kind.model.horizon, kind.channels):
-            raise ValueError(
-                "The network must forecast {} steps from {} channels. Received: a network for {} "
-                "steps from {} channels".format(*needed, kind.model.horizon, kind.channels)
-            )
-    else:
-        found = train(fittings, kind, seed)
-    return found if found and weigh(found, fittings, models) else None
+        return None, models
+    network = kind if isinstance(kind, Forecaster) else train(fittings, kind, seed)
+    if network is None:
+        return None, models
+    needed = fittings[0].horizon, 1 + fittings[0].past.shape[1] + fittings[0].future.shape[1]
+    found = network.horizon, network.linear_kernel.shape[1]
+    if needed != found:
+        raise ValueError(
+            "The network must forecast {} steps from {} channels. Received: a network for {} "
+            "steps from {} channels".format(*needed, *found)
+        )
+    share, gain = weigh(network, fittings)
+    if not share:
+        return None, models
+    window = network.linear_kernel.shape[0]
+    models = [
+        model._replace(net_share=share, reach=window, errors=model.errors * (1 - gain))
+        for model in models
+    ]
+    pairs = zip(fittings, models, strict=True)
+    return network, [model._replace(state=each.state(model.length)) for each, model in pairs]
 
 
 def _is_worth_trying(fittings):
@@ -99,7 +79,7 @@ def _is_worth_trying(fittings):
     return max(lengths) >= _LONG or total >= _MANY or (covariates > 0 and total >= _SOME)
 
 
-def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Network | None:
+def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Forecaster | None:
     """Trains a network on the first 70 % of each series, and stops by the next 15 %.
 
     Args:
@@ -154,7 +134,7 @@ def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Network | No
             keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True),
         ],
     )
-    return Network(model)
+    return model
 
 
 class Batches(keras.utils.PyDataset):
@@ -184,39 +164,35 @@ class Batches(keras.utils.PyDataset):
         return tuple(np.stack(side) for side in zip(*pairs, strict=True))
 
 
-def weigh(network: Network, fittings: Sequence[Fitting], models: Sequence[Ensemble]) -> float:
-    """Chooses how much of a network to use, from origins after its data, and sets it in the models.
+def weigh(network: Forecaster, fittings: Sequence[Fitting]) -> tuple[float, float]:
+    """Returns how much of a network to use, and by which share the error then falls.
 
-    The share is a multiple of 1/4, and 0 unless the error falls by more than one standard error.
-
-    Args:
-        network: `Network`.
-        fittings, models: Of each series.
+    The first is a multiple of 1/4, and 0 unless the error at origins after the network's data
+    falls by more than one standard error.
     """
     gains, sizes, independent = [], [], 0.0
-    for fitting in fittings:
-        origins = fitting.origins[:-1]
-        late = origins >= max(_VALID * len(fitting.y), network.window)
-        if late.any():
-            ours, actual = fitting.combined[:-1][late], fitting.actual[late]
-            moved = network.at(fitting, origins[late]) - ours
+    window = network.linear_kernel.shape[0]
+    for each in fittings:
+        is_late = each.origins[:-1] >= max(_VALID * len(each.y), window)
+        if is_late.any():
+            late = each.origins[:-1][is_late]
+            rows = late[:, None] - window + np.arange(window)
+            y, past, future = (values[rows] for values in (each.y, each.past, each.future))
+            ahead = each.future[late[:, None] + np.arange(each.horizon)]
+            ours, actual = each.combined[:-1][is_late], each.actual[is_late]
+            moved = np.asarray(forecast(network, y, past, future, ahead)) - ours
             errors = np.abs(ours - actual + _SHARES[:, None, None] * moved)
             errors = np.nanmean(errors, axis=-1)  # of each origin
             gains.append(errors[:1] - errors)
             sizes.append(errors[0])
-            independent += (origins[-1] - origins[late][0]) / fitting.horizon + 1
+            independent += (late[-1] - late[0]) / each.horizon + 1
     if not gains:
-        return 0.0
+        return 0.0, 0.0
     found, error = np.concatenate(gains, axis=1), np.nanmean(np.concatenate(sizes))
     best = int(np.nanmean(found, axis=1).argmax())
     gain, noise = np.nanmean(found[best]), np.nanstd(found[best])
-    if not best or gain <= noise / np.sqrt(min(independent, found.shape[1])):
-        return 0.0
-    for fitting, model in zip(fittings, models, strict=True):
-        model.net_share, model.reach = float(_SHARES[best]), network.window
-        model.errors = model.errors * (1 - gain / error)
-        model.state = fitting.state(model.length)
-    return float(_SHARES[best])
+    is_clear = gain > noise / np.sqrt(min(independent, found.shape[1]))
+    return (float(_SHARES[best]), float(gain / error)) if is_clear else (0.0, 0.0)
 
 
 def _dilations(window):

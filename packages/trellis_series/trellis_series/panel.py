@@ -27,9 +27,9 @@ class Columns:
     static: tuple[str, ...] = ()
 
     @property
-    def known(self) -> tuple[str, ...]:
-        """The covariates that are known up to the present."""
-        return (*self.past, *self.static)
+    def covariates(self) -> tuple[str, ...]:
+        """Those known in the future, and those known up to the present."""
+        return (*self.future, *self.past, *self.static)
 
 
 @dataclasses.dataclass
@@ -42,32 +42,24 @@ class History:
     future: np.ndarray
     past: np.ndarray
 
-    def before(self, end: int) -> "History":
-        """Returns the first steps of the series."""
+    def __getitem__(self, steps: slice) -> "History":
+        """Returns some steps of the series."""
         parts = (self.times, self.y, self.future, self.past)
-        return History(self.name, *(part[:end] for part in parts))
+        return History(self.name, *(part[steps] for part in parts))
 
 
 def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
     """Returns a table as a data frame with the columns of a time and of a series.
 
-    Args:
-        data: pandas data frame, or one that converts to it, or a series. A time index stands for
-            the column of times, and a series without one for equal steps.
-        columns: `Columns`. A table without the column of names has one series.
+    A time index stands for the column of times, and a series without one for equal steps. A table
+    without the column of names has one series.
     """
-    if not isinstance(data, (pd.DataFrame, pd.Series)) and hasattr(data, "to_pandas"):
+    if hasattr(data, "to_pandas"):
         data = data.to_pandas()
-    if isinstance(data, (np.ndarray, list, tuple)):
-        data = pd.Series(data)
-    if isinstance(data, pd.Series):
-        data = data.to_frame(columns.target)
+    if not isinstance(data, pd.DataFrame):
+        data = pd.Series(data).to_frame(columns.target)
         if data.index.nlevels == 1 and not isinstance(data.index, _TIME_INDEXES):
             data = data.reset_index(drop=True).rename_axis(columns.time)
-    if not isinstance(data, pd.DataFrame):
-        raise ValueError(
-            f"Data must be a data frame or a series of pandas. Received: {type(data).__name__}"
-        )
     if columns.time not in data.columns:
         if isinstance(data.index, _TIME_INDEXES):
             data = data.rename_axis(columns.time)
@@ -85,7 +77,7 @@ def read_panel(
     encoding: dict[str, list] | None = None,
     kind: Any = None,
 ) -> tuple[list[History], str | int, dict[str, list]]:
-    """Returns the series of a table, with missing rows filled.
+    """Returns the series of a table, with missing rows filled, the frequency and the encoding.
 
     Args:
         frame: Data frame, see `to_frame`.
@@ -95,15 +87,11 @@ def read_panel(
         encoding: Encoding of the covariates. Defaults to `None`, see `find_encoding`.
         kind: The dtype that times must have. Defaults to `None`, any.
 
-    Returns:
-        The series, the frequency and the encoding.
-
     Raises:
         ValueError: If columns are missing or not as described, times are repeated or do not rise by
             one step, or a series has no values.
     """
-    covariates = [*columns.future, *columns.known]
-    check_columns([columns.id, columns.time, columns.target, *covariates], frame.columns)
+    check_columns([columns.id, columns.time, columns.target, *columns.covariates], frame.columns)
     if frame.empty:
         raise ValueError("The table has no rows.")
     names = frame[columns.id]
@@ -119,12 +107,12 @@ def read_panel(
             "`freq` must be an integer if times are integers, and a string otherwise. Received: "
             f"freq={freq!r}, times of the kind {times.dtype}"
         )
-    encoding = find_encoding(frame, covariates) if encoding is None else encoding
-    channels = [encode(frame, group, encoding) for group in (columns.future, columns.known)]
+    encoding = find_encoding(frame, columns.covariates) if encoding is None else encoding
+    groups = columns.future, (*columns.past, *columns.static)
+    channels = [encode(frame, group, encoding) for group in groups]
     split = 1 + channels[0].shape[1]
     rows = np.concatenate([numbers(frame[columns.target])[:, None], *channels], axis=1)
-    index = pd.MultiIndex.from_arrays([names, times], names=["series", "time"])
-    values = pd.DataFrame(rows, index)
+    values = pd.DataFrame(rows, pd.MultiIndex.from_arrays([names, times], names=["series", None]))
     repeated = values.index.duplicated()
     if repeated.any():
         name, time = values.index[repeated][0]
@@ -134,17 +122,16 @@ def read_panel(
         )
     if freq is None or isinstance(times.dtype, pd.PeriodDtype):
         longest = times[(names == names.value_counts().index[0]).to_numpy()]
-        freq = infer_freq(pd.Index(longest).unique().sort_values())
+        freq = infer_freq(pd.Index(longest).sort_values())
     grid = time_grid(freq, pd.Index(times).unique().sort_values(), len(frame))
     found, missing = [], 0
     for name, part in values.groupby("series", sort=False, observed=True):
         part = part.droplevel("series").sort_index()
-        has_value = np.flatnonzero(part[0].notna())
-        if not len(has_value):
+        known = part.index[part[0].notna()]
+        if not len(known):
             raise ValueError(f"The series {name!r} has no values.")
-        part = part[has_value[0] : has_value[-1] + 1]
-        steps = grid[grid.get_loc(part.index[0]) : grid.get_loc(part.index[-1]) + 1]
-        missing += len(steps) - len(part)
+        steps = grid[grid.get_loc(known[0]) : grid.get_loc(known[-1]) + 1]
+        missing += len(steps) - len(part.loc[known[0] : known[-1]])
         check_steps(missing, len(frame), f"{missing:,} rows are missing at {freq!r}")
         part = part.reindex(steps)
         # Missing covariates are the last known ones, or the mean.
@@ -162,13 +149,7 @@ def read_future(
     encoding: dict[str, list],
     needed: dict[Any, pd.Index],
 ) -> dict[Any, np.ndarray]:
-    """Returns the covariates (steps, channels) of the steps to forecast, by series.
-
-    Args:
-        frame: Data frame with the columns of series, times and covariates known in the future.
-        columns: `Columns`.
-        encoding: That of the fitted table.
-        needed: The times of the steps of each series.
+    """Returns the covariates (steps, channels) by series, at the times that each needs.
 
     Raises:
         ValueError: If a value is missing.
@@ -191,24 +172,22 @@ def read_future(
 
 
 def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
-    """Returns how columns become channels: the mean and deviation of numbers, or all categories."""
+    """Returns how columns become channels: numbers by mean and deviation, others by categories."""
     found: dict[str, list] = {}
     for name in names:
         values = frame[name]
         if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-            values = values.astype("float64")
-            known = values[np.isfinite(values)]
-            if known.empty:
-                raise ValueError(f"The column {name!r} has no values.")
-            found[name] = ["number", float(known.mean()), float(known.std(ddof=0)) or 1.0]
+            known = values.astype("float64").replace([np.inf, -np.inf], np.nan)
+            found[name] = [float(known.mean()), float(known.std(ddof=0)) or 1.0]
         else:
-            kinds = sorted(map(str, values.dropna().unique()))
-            if not 0 < len(kinds) <= _MOST_CATEGORIES:
+            found[name] = sorted(map(str, values.dropna().unique()))
+            if len(found[name]) > _MOST_CATEGORIES:
                 raise ValueError(
                     f"A column of names may have at most {_MOST_CATEGORIES} different ones. "
-                    f"Received: {len(kinds)} in {name!r}"
+                    f"Received: {len(found[name])} in {name!r}"
                 )
-            found[name] = ["names", *kinds]
+        if not found[name] or found[name][0] != found[name][0]:
+            raise ValueError(f"The column {name!r} has no values.")
     return found
 
 
@@ -216,14 +195,14 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
     """Returns channels (rows, channels), standardized numbers and indicators, NaN where missing."""
     parts = [np.zeros((len(frame), 0))]
     for name in names:
-        kind, *about = encoding[name]
-        if kind == "number":
+        about = encoding[name]
+        if isinstance(about[0], float):
             values = pd.to_numeric(frame[name], errors="coerce").to_numpy("float64")
             parts.append(((values - about[0]) / about[1])[:, None])
         else:
             values = frame[name].astype(object)
-            found = values.map(str).to_numpy()[:, None] == np.array(about)
-            parts.append(np.where(values.isna().to_numpy()[:, None], np.nan, found))
+            is_kind = values.map(str).to_numpy()[:, None] == np.array(about)
+            parts.append(np.where(values.isna().to_numpy()[:, None], np.nan, is_kind))
     return np.concatenate(parts, axis=1)
 
 
@@ -233,26 +212,17 @@ def numbers(values: pd.Series) -> np.ndarray:
     Raises:
         ValueError: If a value is not a finite number.
     """
-    try:
-        found = pd.to_numeric(values).to_numpy("float64", na_value=np.nan)
-    except (ValueError, TypeError):
-        wrong = values[pd.to_numeric(values, errors="coerce").isna() & values.notna()]
+    found = pd.to_numeric(values, errors="coerce").astype("float64")
+    wrong = values[(found.isna() & values.notna()) | np.isinf(found)]
+    if len(wrong):
         raise ValueError(
-            f"The column {values.name!r} must have numbers. Received: {wrong.iloc[0]!r}"
-        ) from None
-    if np.isinf(found).any():
-        raise ValueError(f"The column {values.name!r} has infinite values.")
-    return found
+            f"The column {values.name!r} must have finite numbers. Received: {wrong.iloc[0]!r}"
+        )
+    return found.to_numpy()
 
 
 def check_columns(names: Iterable[Any], columns: Iterable[Any], where: str = "The table") -> None:
-    """Raises ValueError unless a table has these columns, and names the nearest one.
-
-    Args:
-        names: The columns that are needed.
-        columns: The columns of the table.
-        where: String, the name of the table in the message.
-    """
+    """Raises ValueError unless a table has these columns, and names the nearest one."""
     columns = list(columns)
     for name in names:
         if name not in columns:

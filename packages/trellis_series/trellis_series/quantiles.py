@@ -34,14 +34,8 @@ class PinballLoss(WeightedMean):
     1.0
     """
 
-    def __init__(
-        self,
-        quantiles: Sequence[float],
-        name: str | None = None,
-        reduction: str = "mean_with_sample_weight",
-        dtype: str | None = None,
-    ) -> None:
-        super().__init__(name=name, reduction=reduction, dtype=dtype)
+    def __init__(self, quantiles: Sequence[float], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.quantiles = check_quantiles(quantiles)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
@@ -66,22 +60,18 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
     Raises:
         ValueError: Unless they are increasing numbers between 0 and 1, at least one.
     """
-    try:
-        found = tuple(float(q) for q in quantiles)
-    except (TypeError, ValueError):
-        found = ()
-    bounds = (0.0, *found, 1.0)
-    if not found or not all(a < b for a, b in zip(bounds, bounds[1:], strict=False)):
+    bounds = np.array([0.0, *quantiles, 1.0], "float64")
+    if len(bounds) < 3 or not (np.diff(bounds) > 0).all():
         raise ValueError(
             "`quantiles` must be increasing numbers between 0 and 1, such as (0.1, 0.5, 0.9). "
             f"Received: quantiles={quantiles!r}"
         )
-    return found
+    return tuple(bounds[1:-1].tolist())
 
 
 def middle_quantile(quantiles: Sequence[float]) -> int:
     """Returns the index of the quantile nearest to the median."""
-    return min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5))
+    return int(np.abs(np.array(quantiles) - 0.5).argmin())
 
 
 def without_missing(y_true: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -92,12 +82,19 @@ def without_missing(y_true: Tensor, weight: Tensor | None) -> tuple[Tensor, Tens
 
 
 class ForecastMetric(ExactMean):
-    """The base class of metrics of forecasts (..., targets), or (..., targets, quantiles)."""
+    """The base class of metrics of forecasts, which define `_values`.
+
+    Args:
+        quantiles: Those of the forecasts, or `None` for one value per target and step.
+        name, dtype: As in `keras.metrics.Metric`.
+    """
+
+    _default_name: str
 
     def __init__(
-        self, quantiles: Sequence[float] | None, name: str, dtype: str | None = None
+        self, quantiles: Sequence[float] | None, name: str = "", dtype: str | None = None
     ) -> None:
-        super().__init__(name, dtype)
+        super().__init__(name or self._default_name, dtype)
         self.quantiles = None if quantiles is None else check_quantiles(quantiles)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
@@ -114,7 +111,7 @@ class ForecastMetric(ExactMean):
 
     def _values(self, y_true, y_pred):
         """Returns the metric of each value, (..., targets)."""
-        raise NotImplementedError(f"{type(self).__name__} must define `_values(y_true, y_pred)`.")
+        raise NotImplementedError
 
     def get_config(self) -> dict:
         return {"quantiles": self.quantiles, "name": self.name, "dtype": self.dtype}
@@ -124,10 +121,7 @@ class ForecastMetric(ExactMean):
 class MeanPinball(ForecastMetric):
     """Computes the mean pinball loss of quantiles, see `PinballLoss`."""
 
-    def __init__(
-        self, quantiles: Sequence[float], name: str = "pinball", dtype: str | None = None
-    ) -> None:
-        super().__init__(check_quantiles(quantiles), name, dtype)
+    _default_name = "pinball"
 
     def _values(self, y_true, y_pred):
         return pinball(y_true, y_pred, self.quantiles)
@@ -137,10 +131,7 @@ class MeanPinball(ForecastMetric):
 class Coverage(ForecastMetric):
     """Computes the share of values between the lowest and the highest quantile."""
 
-    def __init__(
-        self, quantiles: Sequence[float], name: str = "coverage", dtype: str | None = None
-    ) -> None:
-        super().__init__(check_quantiles(quantiles), name, dtype)
+    _default_name = "coverage"
 
     def _values(self, y_true, y_pred):
         return (y_pred[..., 0] <= y_true) & (y_true <= y_pred[..., -1])
@@ -153,29 +144,27 @@ class MASE(ForecastMetric):
     Args:
         scale: Float, or one for each target: the mean absolute error of the seasonal naive forecast
             in the training data.
-        quantiles: Quantiles of the forecasts; the middle one is evaluated. Defaults to `None`, one
-            value per target.
-        name: String, the metric's name. Defaults to `"mase"`.
-        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
+        quantiles: As in `ForecastMetric`; the middle one is evaluated. Defaults to `None`.
+        name, dtype: As in `keras.metrics.Metric`.
     """
+
+    _default_name = "mase"
 
     def __init__(
         self,
         scale: float | Sequence[float],
         quantiles: Sequence[float] | None = None,
-        name: str = "mase",
-        dtype: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(quantiles, name, dtype)
+        super().__init__(quantiles, **kwargs)
         self.scale = np.asarray(scale, "float64").tolist()
-        if not np.all(np.asarray(self.scale) > 0):
+        if not np.all(np.asarray(scale) > 0):
             raise ValueError(f"`scale` must be positive. Received: scale={scale}")
 
     def _values(self, y_true, y_pred):
         if self.quantiles is not None:
             y_pred = y_pred[..., middle_quantile(self.quantiles)]
-        scale = ops.convert_to_tensor(self.scale, dtype=self._sum_dtype)
-        return ops.absolute(y_true - y_pred) / scale
+        return ops.absolute(y_true - y_pred) / ops.convert_to_tensor(self.scale, self._sum_dtype)
 
     def get_config(self) -> dict:
         return {**super().get_config(), "scale": self.scale}
@@ -208,7 +197,6 @@ class ValueMetric(keras.metrics.Metric):
         self.metric.update_state(y_true[..., None], y_pred[..., None], weight)
 
     def result(self) -> Any:
-        """Returns the result of the metric."""
         return self.metric.result()
 
     def reset_state(self) -> None:

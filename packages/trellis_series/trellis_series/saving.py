@@ -1,12 +1,13 @@
 """Saves forecasts to a folder, and reads them from one that anyone may have written."""
 
-import dataclasses
+import itertools
 import json
 import math
 import os
 import pathlib
 from typing import Any
 
+import keras
 import numpy as np
 import pandas as pd
 
@@ -16,7 +17,6 @@ from trellis_series import ridge, smoothing
 from trellis_series.ensemble import Ensemble, Filters, State, Transform
 
 _ABOUT, _ARRAYS, _NETWORK = "forecasts.json", "series.npz", "network.keras"
-_MOST_AXES, _NO_AXIS, _ABSENT = 3, -1, -2  # in the shapes of arrays
 
 
 def check_folder(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
@@ -49,14 +49,7 @@ def save(
     network: Any = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a folder: all of it, or none.
-
-    Args:
-        path: The folder.
-        about: What else there is to know, as JSON.
-        models: The forecasts of the series.
-        network: Keras model, or `None`.
-        overwrite: Boolean, whether to replace an earlier save. Defaults to `False`.
+    """Writes a folder: all of it, or none. `about` is what else there is to know, as JSON.
 
     Raises:
         ValueError: As `check_folder`, or if names of series are neither strings nor numbers.
@@ -69,20 +62,20 @@ def save(
         )
     last = pd.Index([model.last for model in models.values()])
     times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
-    rows = [_arrays(_parts(model)) for model in models.values()]
-    stacked = {}
-    for name in sorted(set().union(*rows)):
-        parts = [row[name] for row in rows if name in row]
-        stacked[name] = np.concatenate([np.ravel(part) for part in parts])
-        shapes = np.full((len(rows), _MOST_AXES), _ABSENT)
-        for shape, row in zip(shapes, rows, strict=True):
-            if name in row:
-                shape[:] = [*row[name].shape, *[_NO_AXIS] * (_MOST_AXES - row[name].ndim)]
-        stacked[f"{name}.shape"] = shapes
+    leaves = [
+        np.asarray(leaf, "float64")
+        for model in models.values()
+        for leaf in keras.tree.flatten(model._replace(last=0))
+    ]
     with atomic_folder(check_folder(path, overwrite)) as folder:
         text = json.dumps({**about, "names": names, **times}, indent=2, allow_nan=False)
         (folder / _ABOUT).write_text(text + "\n", encoding="utf-8")
-        np.savez_compressed(folder / _ARRAYS, **stacked)  # type: ignore[arg-type]
+        np.savez_compressed(
+            folder / _ARRAYS,
+            numbers=np.concatenate([leaf.ravel() for leaf in leaves]),
+            shapes=np.concatenate([leaf.shape for leaf in leaves]).astype("int64"),
+            counts=np.array([(len(m.filters), len(m.kernels)) for m in models.values()]),
+        )
         if network is not None:
             network.save(folder / _NETWORK)
 
@@ -98,78 +91,44 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
     about = read_json(path / _ABOUT, "forecasts of trellis_series")
     try:
         stacked = read_npz(path / _ARRAYS)
-        rows: list[dict[str, np.ndarray]] = [{} for _ in about["names"]]
-        for name in stacked:
-            if name.endswith(".shape"):
-                continue
-            first = 0
-            for row, shape in zip(rows, stacked[f"{name}.shape"].tolist(), strict=True):
-                if _ABSENT not in shape:
-                    shape = [size for size in shape if size != _NO_AXIS]
-                    end = first + math.prod(shape)
-                    row[name] = stacked[name][first:end].reshape(shape)
-                    first = end
+        numbers, shapes = iter(stacked["numbers"].tolist()), iter(stacked["shapes"].tolist())
+
+        def restored(like):
+            shape = tuple(itertools.islice(shapes, np.ndim(like)))
+            found = np.array(list(itertools.islice(numbers, math.prod(shape))), "float64")
+            return found.reshape(shape) if shape else type(like)(found.item())
+
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
         if last.dtype.kind not in "iMm" and not isinstance(last, pd.PeriodIndex):
             raise ValueError(f"its times are of the kind {last.dtype}")
-        restored = (_restored(row, time) for row, time in zip(rows, last, strict=True))
-        models = dict(zip(about["names"], restored, strict=True))
+        models = {}
+        for name, time, counts in zip(about["names"], last, stacked["counts"], strict=True):
+            model = keras.tree.map_structure(restored, _example(*counts.tolist()))
+            models[name] = model._replace(last=time)
+            if len(model.state.values) < model.length or any(
+                kernel.shape[1] != model.horizon for kernel in model.kernels
+            ):
+                raise ValueError("its arrays do not fit together")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ValueError(f"{path / _ARRAYS} is damaged: {error!r}") from error
     reach = {model.reach for model in models.values() if model.net_share}
     network = load_model(path / _NETWORK) if reach else None
-    if network is not None and reach != {network.linear.window}:
+    if network is not None and reach != {network.linear_window}:
         raise ValueError(f"{path / _NETWORK} reads other windows than the forecasts.")
     return about, models, network
 
 
-def _parts(model):
-    """Returns the fields of a model by name, but the last time."""
-    names = [field.name for field in dataclasses.fields(model) if field.name != "last"]
-    return {name: getattr(model, name) for name in names}
-
-
-def _arrays(value, name=""):
-    """Returns the arrays in nested dicts, lists and tuples, named by their places."""
-    if value is None:
-        return {}
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, (list, tuple)):
-        pairs = enumerate(value)
-    else:
-        return {name: np.asarray(value)}
-    return {
-        place: array
-        for key, each in pairs
-        for place, array in _arrays(each, f"{name}.{key}" if name else str(key)).items()
-    }
-
-
-def _restored(arrays, last):
-    """Returns the model whose `_parts` became these arrays."""
-    tree: dict[str, Any] = {"last": last}
-    for place, array in arrays.items():
-        *path, leaf = place.split(".")
-        node = tree
-        for key in path:
-            node = node.setdefault(key, {})
-        node[leaf] = array if array.ndim else array.item()
-
-    def rows(node):
-        return [node[key] for key in sorted(node, key=int)]
-
-    tree["lags"] = ridge.Lags(*rows(tree["lags"]))
-    tree["kernels"] = rows(tree["kernels"])
-    tree["transform"] = Transform(*rows(tree["transform"]))
-    filters = [rows(each) for each in rows(tree["filters"])]
-    tree["filters"] = [
-        Filters(Transform(*rows(transform)), season, smoothing.Bank(*rows(bank)))
-        for transform, season, bank in filters
-    ]
-    values, local, states, *covariates = rows(tree["state"])
-    states = tuple(smoothing.FilterState(*rows(each)) for each in rows(states))
-    model = Ensemble(**{**tree, "state": State(values, local, states, *covariates)})
-    if len(values) < model.length or any(k.shape[1] != model.horizon for k in model.kernels):
-        raise ValueError("its arrays do not fit together")
-    return model
+def _example(filters, kernels):
+    """Returns a model whose leaves have the types and the ranks of a saved one."""
+    if not 1 <= filters <= 3 or not 1 <= kernels <= 2:
+        raise ValueError(f"it has {filters} filters and {kernels} kernels")
+    vector, matrix = np.zeros(1), np.zeros((1, 1))
+    transform = Transform(False, 0.0, 0.0, 0.0)
+    bank = Filters(transform, 0, smoothing.Bank(*[vector] * 5))
+    filtered = smoothing.FilterState(vector, vector, matrix, vector, vector, vector)
+    state = State(vector, vector, (filtered,) * filters, matrix, matrix)
+    return Ensemble(  # its fields in order
+        *(0, 0, 0, 0.0, 0.0, transform, (bank,) * filters, ridge.Lags(0, 0), (matrix,) * kernels),
+        *(vector, vector, matrix, matrix, vector, 0.0, 0.0, state),
+        last=0,
+    )

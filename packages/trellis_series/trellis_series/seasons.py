@@ -11,11 +11,7 @@ _LONGEST = 1_500
 
 
 def calendar_seasons(freq: str | int) -> list[int]:
-    """Returns the numbers of steps in a day, a week or a year, shortest first.
-
-    Args:
-        freq: String, a frequency of pandas, or an integer for times that are numbers.
-    """
+    """Returns the numbers of steps in a day, a week or a year, shortest first."""
     if isinstance(freq, int):
         return []
     offset = pd.tseries.frequencies.to_offset(freq)
@@ -43,10 +39,7 @@ def correlated_season(y: np.ndarray) -> list[int]:
 def naive(y: np.ndarray, season: int, horizon: int, at: np.ndarray) -> np.ndarray:
     """Returns the seasonal naive forecasts (origins, horizon): the values of the last season.
 
-    Args:
-        y: Array (time,).
-        season, horizon: Positive integers.
-        at: Integer array (origins,), numbers of known values, each at least `season`.
+    `y` is (time,), and `at` (origins,) are numbers of known values, each at least `season`.
     """
     return y[at[:, None] - season + np.arange(horizon) % season]
 
@@ -58,13 +51,9 @@ def naive_scale(y: np.ndarray, season: int) -> float:
 
 
 def naive_season(y: np.ndarray, candidates: Sequence[int], horizon: int) -> int:
-    """Returns the season with the best naive forecasts of the later half of a series.
+    """Returns the season, 1 or a candidate, with the best naive forecasts of the later half of `y`.
 
-    Args:
-        y: Array (time,).
-        candidates: Seasons besides 1. Those that do not occur twice before the later half are
-            left out.
-        horizon: Positive integer.
+    Candidates that do not occur twice before the later half are left out.
     """
     half = len(y) // 2
     ahead = np.arange(1, horizon + 1)

@@ -119,16 +119,10 @@ def likelihoods(state: FilterState, xp: Any = np) -> Any:
 def rolling(
     filters: Bank, y: np.ndarray, season: int, horizon: int, origins: Sequence[int]
 ) -> tuple[np.ndarray, FilterState]:
-    """Forecasts from past origins.
+    """Returns forecasts (origins, horizon) from past origins, and the state at the end.
 
-    Args:
-        filters: `Bank`.
-        y: Array (time,). Missing values are NaN, but not in the first season.
-        season, horizon: Positive integers.
-        origins: Integers, the numbers of values known at each origin.
-
-    Returns:
-        Forecasts (origins, horizon), and the state at the end of the series.
+    `y` (time,) may have missing values (NaN) after the first season; `origins` are the numbers of
+    values that are known at each.
     """
     state = start(filters, y[:season])
     settled = min(2 * season, len(y) // 4)  # errors count from here on

@@ -1,6 +1,5 @@
 """The forecast of one series as a stream: constant work for each new value."""
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ from keras_streams.exported import ExportedStream
 from trellis_keras.files import atomic_folder
 from trellis_keras.types import Cache, Tensor
 from trellis_series import smoothing
-from trellis_series.bands import Band
 from trellis_series.ensemble import Ensemble, State
+from trellis_series.network import forecast
 
 
 class ForecastStream(StreamingMixin, keras.layers.Layer):
@@ -29,7 +28,7 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
     Args:
         model: `Ensemble` without covariates.
         levels: Percentages of the bands.
-        network: `Network` that the model uses, or `None`.
+        network: `Forecaster` that the model uses, or `None`.
         dtype: String, the dtype of the computation. Defaults to `"float64"`; on JAX this needs
             `jax_enable_x64`.
 
@@ -47,24 +46,29 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
         self, model: Ensemble, levels: Sequence[float], network: Any = None, dtype: str = "float64"
     ) -> None:
         super().__init__(name="forecast", dtype=dtype)
-        self.model = _cast(model, self.compute_dtype)
+
+        def cast(part):
+            return part.astype(self.compute_dtype) if isinstance(part, np.ndarray) else part
+
+        filters, kernels, band = keras.tree.map_structure(
+            cast, (model.filters, model.kernels, model.band(levels))
+        )
+        self.model = model._replace(
+            filters=filters, kernels=kernels, weights=model.weights.tolist()
+        )
         self.network = network
-        self.net = None if network is None else network.model  # whose variables are the layer's
         self.levels = tuple(levels)
-        self.band = Band(*(part.astype(self.compute_dtype) for part in model.band(levels)))
+        self.band = band
         self.built = True
 
     def initial_cache(self, batch_size: int) -> Cache:
         """Returns the state after the last value that was read, for each row of a batch."""
-        state = self.model.state
-        rows = {"values": state.values, "local": state.local}
-        rows |= {f"filters_{i}": tuple(part) for i, part in enumerate(state.filters)}
 
         def repeat(array):
             row = ops.convert_to_tensor(array, self.compute_dtype)
             return ops.broadcast_to(row[None], (batch_size, *np.shape(array)))
 
-        return keras.tree.map_structure(repeat, rows)
+        return keras.tree.map_structure(repeat, _cache(self.model.state))
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Reads one value of each row.
@@ -77,19 +81,18 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
             Tensor (batch, horizon, 1 + 2 levels): the forecast, and the lower and upper end of each
             band; and the new cache.
         """
-        model, count = self.model, len(self.model.filters)
-        filters = tuple(smoothing.FilterState(*cache[f"filters_{i}"]) for i in range(count))
+        model, net = self.model, None
+        filters = tuple(smoothing.FilterState(*each) for each in cache["filters"])
         state = State(cache["values"], cache["local"], filters)
         state = model.observe(state, ops.cast(x, self.compute_dtype), xp=ops)
-        net = self.network and self.network(state.values[:, -self.network.window :])
+        if self.network is not None:
+            net = forecast(self.network, state.values[:, -self.network.linear_window :])
         mean = model.outlook(state, net=net, xp=ops)
         lower, upper = model.ends(mean, self.band, state, ops)
         ends = [mean]
         for i in range(len(self.levels)):
             ends += [lower[:, i], upper[:, i]]
-        cache = {"values": state.values, "local": state.local}
-        cache |= {f"filters_{i}": tuple(part) for i, part in enumerate(state.filters)}
-        return ops.stack(ends, axis=-1) * model.scale, cache
+        return ops.stack(ends, axis=-1) * model.scale, _cache(state)
 
     def export_stream(self) -> ExportedStream:
         """Returns the stream as exporters to C write it: it starts after the last value read."""
@@ -137,17 +140,7 @@ def export(stream: ForecastStream, path: str | os.PathLike, overwrite: bool = Fa
         tf.saved_model.save(module, str(folder), signatures)
 
 
-def _cast(model, dtype):
-    """Returns a model whose arrays have a dtype."""
-
-    def cast(array):
-        return np.asarray(array, dtype)
-
-    return dataclasses.replace(
-        model,
-        filters=[
-            each._replace(bank=smoothing.Bank(*map(cast, each.bank))) for each in model.filters
-        ],
-        kernels=list(map(cast, model.kernels)),
-        weights=model.weights.tolist(),
-    )
+def _cache(state):
+    """Returns what changes with each value, as exporters name it."""
+    filters = [tuple(each) for each in state.filters]
+    return {"values": state.values, "local": state.local, "filters": filters}

@@ -33,37 +33,31 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
     if values.isna().any():
         row = int(np.flatnonzero(values.isna())[0]) + 1
         raise ValueError(f"The column {values.name!r} has no time in row {row}.")
-    kind = values.dtype
-    if pd.api.types.is_bool_dtype(kind) or isinstance(kind, pd.CategoricalDtype):
+    if isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype(object)
+    values = values.infer_objects()
     if pd.api.types.is_numeric_dtype(values.dtype):
         return _numbers(values)
-    if values.dtype.kind in "mM" or isinstance(kind, pd.DatetimeTZDtype):
-        return values.dt.as_unit("ns")
-    if isinstance(kind, pd.PeriodDtype):
+    if isinstance(values.dtype, pd.PeriodDtype):
         return values
-    first = values.iloc[0]
-    if isinstance(first, pd.Period):
-        return pd.Series(pd.PeriodIndex(values), index=values.index, name=values.name)
-    if not isinstance(first, str):
-        return _try(values, {})
+    if not isinstance(values.iloc[0], str):
+        return _dates(values)
     values = values.astype(str).str.strip()
-    if _PERIOD.fullmatch(values.iloc[0]):
-        end = values.iloc[0].partition("/")[2]
+    first = values.iloc[0]
+    if _PERIOD.fullmatch(first):
+        end = first.partition("/")[2]
         freq = f"W-{pd.Timestamp(end).strftime('%a').upper()}" if end else "Q"
         periods = pd.PeriodIndex(values.str.replace(" ", ""), freq=freq)
         return pd.Series(periods, index=values.index, name=values.name)
-    if _OFFSET.search(values.iloc[0]):
-        return _try(values, {"utc": True})
-    match = _AMBIGUOUS.match(values.iloc[0])
-    if not match:
-        return _try(values, {})
-    if dayfirst is not None:
-        return _try(values, {"dayfirst": dayfirst})
+    if _OFFSET.search(first):
+        return _dates(values, utc=True)
+    match = _AMBIGUOUS.match(first)
+    if not match or dayfirst is not None:
+        return _dates(values, dayfirst=bool(dayfirst))
     found = []
     for order in (True, False) if match[1] == "." else (False, True):
         try:
-            found.append(_try(values, {"dayfirst": order}))
+            found.append(_dates(values, dayfirst=order))
         except ValueError as error:
             failed = error
     if not found:
@@ -84,19 +78,18 @@ def _numbers(values):
     return whole if is_even or not dates.dt.year.between(1700, 2200).all() else dates
 
 
-def _try(values, options):
+def _dates(values, **options):
+    if values.dtype.kind == "m":
+        return values.dt.as_unit("ns")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about the order of day and month
-        for more in ({}, {"format": "ISO8601"}):
+        for form in (None, "ISO8601"):
             try:
-                return pd.to_datetime(values, **options, **more).dt.as_unit("ns")
-            except (ValueError, TypeError):
-                pass
-        single = values.map(lambda value: pd.to_datetime(value, errors="coerce", **options))
-    wrong = values[single.isna()] if single.isna().any() else values
+                return pd.to_datetime(values, format=form, **options).dt.as_unit("ns")
+            except (ValueError, TypeError) as error:
+                failed = error
     raise ValueError(
-        f"The column {values.name!r} has times that are not written alike, or none. "
-        f"Received: {wrong.iloc[0]!r}"
+        f"The column {values.name!r} has times that are not written alike, or none: {failed}"
     )
 
 
@@ -108,13 +101,7 @@ def _unevenness(times):
 def time_range(
     freq: str | int, start: Any = None, end: Any = None, periods: int | None = None
 ) -> pd.Index:
-    """Returns evenly spaced times, as `pandas.date_range`, of any kind.
-
-    Args:
-        freq: String, a frequency of pandas, or an integer for times that are integers.
-        start, end: The first and last time, one of which may be `None`.
-        periods: Integer, the number of times, or `None`.
-    """
+    """Returns evenly spaced times of any kind, as `pandas.date_range`."""
     known = end if start is None else start
     if isinstance(known, pd.Period):
         return pd.period_range(start, end, periods)
@@ -135,15 +122,10 @@ def time_range(
 
 
 def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
-    """Returns all times from the first to the last.
-
-    Args:
-        freq: The frequency.
-        times: The sorted times of a table.
-        rows: Integer, the number of its rows.
+    """Returns all times from the first to the last of a table's sorted times.
 
     Raises:
-        ValueError: If they are many more than rows, or times are between two of them.
+        ValueError: If they are many more than its rows, or times are between two of them.
     """
     first, last = times[0], times[-1]
     if isinstance(first, pd.Period):
@@ -163,13 +145,7 @@ def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
 
 
 def check_steps(count: int, rows: int, what: str) -> None:
-    """Raises ValueError if steps are so many more than the rows of a table that it must be wrong.
-
-    Args:
-        count: Integer, their number.
-        rows: Integer, the number of the table's rows.
-        what: String, which steps they are, for the message.
-    """
+    """Raises ValueError if there are far more steps than rows of a table."""
     if count > max(_MOST_STEPS, 20 * rows):
         raise ValueError(f"The table has {rows:,} rows, but {what}. Is a time wrong, or `freq`?")
 
@@ -182,15 +158,10 @@ def infer_freq(times: pd.Index) -> str | int:
     """
     if isinstance(times, pd.PeriodIndex):
         return times.freq.freqstr
-    if isinstance(times, pd.DatetimeIndex):
-        return _infer_freq(times)
-    step = int(np.gcd.reduce(np.diff(times.to_numpy("int64")))) if len(times) > 1 else 1
-    if isinstance(times, pd.TimedeltaIndex):
-        return to_offset(pd.Timedelta(step)).freqstr
-    return step
-
-
-def _infer_freq(times):
+    if not isinstance(times, pd.DatetimeIndex):
+        step = int(np.gcd.reduce(np.diff(times.to_numpy("int64")))) if len(times) > 1 else 1
+        is_duration = isinstance(times, pd.TimedeltaIndex)
+        return to_offset(pd.Timedelta(step)).freqstr if is_duration else step
     if len(times) < 3:
         raise ValueError(
             f"Three times or more show a frequency. Received: {len(times)}. Pass `freq`, such as "
@@ -203,29 +174,22 @@ def _infer_freq(times):
     found = pd.infer_freq(times)
     if found is not None:
         return found
-    steps = np.diff(times.to_numpy())
-    step = pd.Timedelta(pd.Series(steps).mode().iloc[0])
-    if step >= 28 * _DAY:
-        months = np.gcd.reduce(np.diff(times.year * 12 + times.month))
-        for is_edge, name in ((times.is_month_start, "MS"), (times.is_month_end, "ME")):
-            if is_edge.all() and months:
-                return f"{months}{name}" if months > 1 else name
-    elif step % (7 * _DAY) == pd.Timedelta(0) and (times.dayofweek == times.dayofweek[0]).all():
-        day = f"W-{times[0].strftime('%a').upper()}"
-        weeks = step // (7 * _DAY)
-        return f"{weeks}{day}" if weeks > 1 else day
-    elif step == _DAY and (times.dayofweek < 5).all():
-        return "B"
-    else:
-        off = (steps % step.to_numpy()) != np.timedelta64(0)
-        days, rest = divmod(step, _DAY)
-        if not off.any():
-            return to_offset(step).freqstr if rest else f"{days if days > 1 else ''}D"
+    months = np.diff(times.year * 12 + times.month)
+    for is_edge, name in ((times.is_month_start, "MS"), (times.is_month_end, "ME")):
+        if is_edge.all() and months.all():
+            return f"{np.gcd.reduce(months)}{name}"
+    steps = pd.Series(times).diff()[1:]
+    step = steps.mode().iloc[0]
+    off = (steps % step).to_numpy() != np.timedelta64(0)
+    if off.any():
         raise ValueError(
             f"Most times rise by {step}, but after {times[:-1][off][0]} comes "
-            f"{times[1:][off][0]}. Times must rise by one step, or several where rows are missing."
+            f"{times[1:][off][0]}. Times must rise by one step, or several where rows are missing. "
+            "Pass `freq`, such as freq='D', if they rise by months."
         )
-    raise ValueError(
-        f"The times have no frequency: they rise by {step} most often, from {times[0]} on. "
-        "Pass `freq`, such as freq='D'."
-    )
+    days, rest = divmod(step, _DAY)
+    if days % 7 == 0 and not rest and (times.dayofweek == times.dayofweek[0]).all():
+        return f"{days // 7}W-{times[0].strftime('%a').upper()}"
+    if step == _DAY and (times.dayofweek < 5).all():
+        return "B"
+    return to_offset(step).freqstr if rest else f"{days}D"
