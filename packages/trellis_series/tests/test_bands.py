@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
+from trellis_series.bands import Band, calibrate
+from trellis_series.ensemble import first_origin
 
 HORIZON = 12
 
@@ -101,3 +103,41 @@ def test_series_without_noise(y):
 def test_counts_are_not_negative():
     y = pd.Series(np.random.default_rng(0).poisson(0.3, 300).astype(float))
     assert (Forecasts(8).fit(y).predict()[["ours", "ours-lo-80"]] >= 0).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("level", "independent", "expected"), [(80, 1e9, 80), (80, 9, 83.2), (50, 1, 60), (99, 1, 100)]
+)
+def test_bands_of_few_origins_hold_a_larger_share(level, independent, expected):
+    """The finite-sample correction of conformal bands, on errors of 0 to 100."""
+    errors = np.arange(101.0)[:, None]
+    found = calibrate(errors, np.ones(101), independent, [level])
+    np.testing.assert_allclose(found, [[expected]])
+
+
+def test_the_unit_of_a_quiet_time_has_a_minimum():
+    band = Band(np.ones((1, 2)), np.zeros((1, 2)))
+    for local, expected in ((0.0, 0.3), (0.2, 0.3), (0.31, 0.31), (4.0, 4.0)):
+        np.testing.assert_allclose(band.half(np.array([local])), np.sqrt([[expected] * 2]))
+        assert (band._replace(least=np.full((1, 2), 3.0)).half(np.array([local])) == 3).all()
+        factor = calibrate(np.arange(101.0)[:, None], np.full(101, local), 1e9, [80])
+        np.testing.assert_allclose(factor, 80 / np.sqrt([[expected]]))
+
+
+@pytest.mark.parametrize(
+    ("independent", "quantile"), [(0.0, 1.6449), (2.0, 1.6449), (2.99, 1.5556), (3.0, 0.0)]
+)
+def test_bands_of_fewer_than_three_origins_are_at_least_the_naive_one(independent, quantile):
+    y = pd.Series(np.random.default_rng(0).normal(size=9).cumsum())
+    model = Forecasts(HORIZON, season=1).fit(y).models["series"]
+    least = model._replace(independent=independent).band([80]).least * model.scale
+    change = np.sqrt(np.mean(np.diff(y) ** 2))
+    expected = quantile * change * np.sqrt(np.arange(1, HORIZON + 1))
+    np.testing.assert_allclose(least[0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("length", "first"), [(40, 13), (20, 11), (14, 9), (12, 7), (11, 11), (3, 3), (1, 1)]
+)
+def test_the_first_origin_is_a_third_into_the_series_or_after_a_season(length, first):
+    assert first_origin(length, season=7, horizon=4) == first
