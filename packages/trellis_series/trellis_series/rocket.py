@@ -146,8 +146,8 @@ class RocketClassifier(SequenceClassifier):
         super().adapt(series)
         self._set_thresholds(series)
         normalization = self.backbone.get_layer("normalization")
-        normalization.mean.assign(ops.zeros_like(normalization.mean))
-        normalization.scale.assign(ops.ones_like(normalization.scale))
+        normalization.mean.assign(np.zeros(normalization.mean.shape))
+        normalization.scale.assign(np.ones(normalization.scale.shape))
         parts = []
         for i in range(0, len(series), _SERIES_AT_ONCE):
             x = keras.utils.pad_sequences(
