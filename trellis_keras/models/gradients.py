@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import keras
 
+from keras_streams.xla import compile_xla
+
 
 def with_gradient(function: Callable) -> Callable:
     """Returns a function of (weights, ...) that returns (auxiliary results, gradients).
@@ -29,16 +31,7 @@ def compiled(function: Callable, xla: bool = False) -> Callable:
         function: Function of tensors that reads no variables.
         xla: Boolean, whether TensorFlow compiles it with XLA. Defaults to `False`.
     """
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return jax.jit(function)
-    if backend == "torch":
-        return function
-    from keras_streams import runtime_tf
-
-    return runtime_tf.compiled(function, xla)
+    return compile_xla(function, [], any_shape=not xla)
 
 
 def _on_jax(function):

@@ -9,12 +9,11 @@ import keras
 import numpy as np
 
 from keras_streams.c import FIXED_TOLERANCE, write_c
+from keras_streams.converted import to_litert, to_onnx
 from keras_streams.endpoints import Endpoint, graph_endpoints
 from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
-from keras_streams.litert import to_litert
-from keras_streams.onnx import to_onnx
 from keras_streams.wasm import write_wasm
 
 SUFFIXES = {"c": ".c", "wasm": ".wasm", "litert": ".tflite", "onnx": ".onnx"}

@@ -61,14 +61,6 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     Yields:
         A path in the same folder, with the same suffix, because some writers choose their format by
         it.
-
-    Raises:
-        OSError: If the file cannot be written. The message names `path`.
-
-    Example:
-
-    >>> with atomic_write("notes.txt") as temporary:
-    ...     _ = temporary.write_text("all or nothing")
     """
     path = Path(path)
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
@@ -111,14 +103,6 @@ def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Ite
     Args:
         path: The file or folder being written.
         temporary: The prefix of the paths under which it is written.
-
-    Example:
-
-    >>> with annotate_error("notes.txt", ".writing-notes.txt"):
-    ...     raise OSError(28, "No space left on device")
-    Traceback (most recent call last):
-        ...
-    OSError: notes.txt could not be written: No space left on device
     """
     try:
         yield

@@ -168,6 +168,12 @@ class Graph:
     outputs: Any
     calls: list[Call]
 
+    def takes_tokens(self, n: int) -> bool:
+        """Returns whether an input consists of tokens."""
+        readers = [call.operation for call in self.calls if n in call.inputs]
+        is_int = keras.backend.is_int_dtype(keras.tree.flatten(self.inputs)[n].dtype)
+        return is_int or any(isinstance(reader, keras.layers.Embedding) for reader in readers)
+
 
 def graph_of(model: keras.Layer, traced: bool = True, length: int | None = None) -> Graph:
     """Returns the graph of a built functional model, `keras.Sequential` or layer.
@@ -181,21 +187,13 @@ def graph_of(model: keras.Layer, traced: bool = True, length: int | None = None)
     Raises:
         ValueError: If a layer was built for several inputs; wrap it in a model first.
     """
-    functional = functional_of(model)
-    walk = _Walk(traced, length)
-    if functional is None:
-        graph = _graph_of_layer(model)
-        functional, weights = walk.traced(graph.calls[0])
-        inputs = graph.inputs
-    else:
-        inputs, weights = functional._inputs_struct, []
-    if functional is not None:
-        first: list = [next(walk.numbers) for _ in keras.tree.flatten(inputs)]
-        outputs = walk.add(functional, [*first, *weights], model.name)
-        if any(map(callable, outputs)):
-            raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
-        outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
-        graph = Graph(model.name, inputs, outputs, walk.calls)
+    functional, walk = functional_of(model) or _function_of(model), _Walk(traced, length)
+    inputs: list = [next(walk.numbers) for _ in functional.inputs]
+    outputs = walk.add(functional, inputs, model.name)
+    if any(map(callable, outputs)):
+        raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
+    outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
+    graph = Graph(model.name, functional._inputs_struct, outputs, walk.calls)
     _remove_unused(graph)
     for i, call in enumerate(graph.calls, 1):
         operation = call.operation
@@ -233,7 +231,8 @@ def functional_of(model: keras.Layer) -> Functional | None:
     return None
 
 
-def _graph_of_layer(layer):
+def _function_of(layer):
+    """Returns the function of a symbolic tensor that a layer computes."""
     shape = (layer.get_build_config() or {}).get("input_shape")
     if shape is None or not all(size is None or isinstance(size, int) for size in shape):
         raise ValueError(
@@ -241,11 +240,11 @@ def _graph_of_layer(layer):
             "model: keras.Model(inputs, outputs)."
         )
     dtype = "int32" if isinstance(layer, keras.layers.Embedding) else layer.compute_dtype
-    x = keras.KerasTensor((None, None, *shape[2:]) if len(shape) > 1 else shape, dtype)
-    specs = keras.tree.flatten(layer.compute_output_spec(x))
-    outputs = list(range(1, 1 + len(specs)))
-    call = Call(layer, [0], outputs, [x], specs, ((x,), {}), {}, layer.name)
-    return Graph(layer.name, x, outputs if len(outputs) > 1 else outputs[0], [call])
+    x = keras.Input(batch_shape=(None, None, *shape[2:])[: len(shape)], dtype=dtype)
+    calls = len(layer._inbound_nodes)
+    function = Function(x, layer(x))
+    del layer._inbound_nodes[calls:]
+    return function
 
 
 class _Walk:
@@ -300,7 +299,7 @@ class _Walk:
                 call.outputs = outputs = [next(self.numbers) for _ in node.outputs]
                 self.calls.append(call)
             else:
-                outputs = [_output_of(call, i) for i in range(len(node.outputs))]
+                outputs = [lambda c=call, i=i: c.of_model([])[i] for i in range(len(node.outputs))]
             known.update(zip(map(id, node.outputs), outputs, strict=True))
         return [known[id(x)] for x in functional.outputs]
 
@@ -367,7 +366,8 @@ def _traced(call, layers, length):
     for operation in function.operations:
         if isinstance(operation, (Reshape, BroadcastTo)):
             _take_any_rows(operation)
-    return function, [*map(_value_of, layer.variables), *map(_constant, constants)]
+    values = [lambda v=v: v.value for v in layer.variables]
+    return function, [*values, *(lambda value=value: value for value in constants)]
 
 
 def _take_any_rows(operation):
@@ -376,18 +376,6 @@ def _take_any_rows(operation):
     rows, *shape = getattr(operation, name)
     if rows == 1 and operation.input.shape[0] is None and -1 not in shape:
         setattr(operation, name, (-1, *shape))
-
-
-def _output_of(call, i):
-    return lambda: call.of_model([])[i]
-
-
-def _constant(value):
-    return lambda: value
-
-
-def _value_of(variable):
-    return lambda: variable.value
 
 
 def to_axis(x: Tensor, axis: int | None) -> Tensor:

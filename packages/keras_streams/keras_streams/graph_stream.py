@@ -34,7 +34,9 @@ from keras_streams.protocol import (
     check_built,
     check_cache,
     check_shape,
+    check_start,
     check_streams,
+    flatten_inputs,
     has_protocol,
     step_through,
 )
@@ -135,9 +137,6 @@ def to_stream(
     try:
         return _proven(model, options, True, example)
     except ValueError as error:
-        whole = graph_of(model, traced=False)
-        if len(whole.calls) == len(graph_of(model, length=max_context).calls):
-            raise
         try:  # a layer may treat each step separately, though its operations do not
             return _proven(model, options, False, example)
         except ValueError:
@@ -175,7 +174,9 @@ class GraphStream(StreamingMixin):
 
     def __init__(self, model: keras.Layer, options: Options = _NO_OPTIONS, traced: bool = True):
         self.model, self.name, self.options = model, model.name, options
+        self.compute_dtype = model.compute_dtype
         self.graph = graph_of(model, traced, options.max_context)
+        self.inputs = self.graph.inputs  # a structure of symbolic tensors
         if options.ignore_masks:
             self.graph.calls = [call.without_mask() for call in self.graph.calls]
         self.time_axes = _time_axes(self.graph, options.time_axis)
@@ -188,16 +189,16 @@ class GraphStream(StreamingMixin):
         self.length = options.window or self.length
         self.plan = self.plan_for(self.length)
         self.graph = dataclasses.replace(self.graph, outputs=self.plan.outputs)
-        signals = self.plan.signals
-        outputs = self.graph.outputs
+        signals, outputs = self.plan.signals, self.graph.outputs
+        self.output_signals = [signals[n] for n in keras.tree.flatten(outputs)]
         self.is_clocked = any(s.offset > 0 or s.period > 1 for s in signals.values())
         self.delay = keras.tree.map_structure(lambda n: signals[n].offset, outputs)
         self.rate = keras.tree.map_structure(lambda n: _whole(signals[n].period), outputs)
-        for n in keras.tree.flatten(outputs):
-            if self.is_clocked and not keras.backend.is_float_dtype(signals[n].dtype):
+        for signal in self.output_signals:
+            if self.is_clocked and not keras.backend.is_float_dtype(signal.dtype):
                 raise ValueError(
-                    f"{self.name} has an output of {signals[n].dtype}, which has no NaN to mark "
-                    "steps without an output. Remove the conversion to integers from the model."
+                    f"{self.name} has an output of {signal.dtype}, which has no NaN to mark steps "
+                    "without an output. Remove the conversion to integers from the model."
                 )
         try:
             cache = self.initial_cache(1)
@@ -215,43 +216,10 @@ class GraphStream(StreamingMixin):
 
     def whole(self, xs: list[Tensor]) -> list[Tensor]:
         """Returns the model's outputs for inputs with time on axis 1, as a flat list."""
-        axes, signals = [axis or 0 for axis in self.time_axes], self.plan.signals
-        xs = [to_axis(x, axis) for x, axis in zip(xs, axes, strict=True)]
-        ys = self.model(keras.tree.pack_sequence_as(self.graph.inputs, xs))
-        outputs = [signals[n] for n in keras.tree.flatten(self.graph.outputs)]
-        ys = zip(keras.tree.flatten(ys), outputs, strict=True)
+        xs = [to_axis(x, axis or 0) for x, axis in zip(xs, self.time_axes, strict=True)]
+        ys = self.model(keras.tree.pack_sequence_as(self.inputs, xs))
+        ys = zip(keras.tree.flatten(ys), self.output_signals, strict=True)
         return [from_axis(y, signal.axis if signal.has_time else None) for y, signal in ys]
-
-    @property
-    def embeddings(self) -> list[keras.layers.Embedding]:
-        """The embeddings of the model."""
-        operations = [call.operation for call in self.graph.calls]
-        return [layer for layer in operations if isinstance(layer, keras.layers.Embedding)]
-
-    @property
-    def input_specs(self) -> list[tuple[keras.KerasTensor, Signal, bool]]:
-        """The symbolic inputs, their signals, and whether they are tokens."""
-        tensors = enumerate(keras.tree.flatten(self.graph.inputs))
-        return [(x, self.plan.inputs[n], takes_tokens(self.graph, n, x)) for n, x in tensors]
-
-    @property
-    def has_fixed_rows(self) -> bool:
-        """Whether the model takes a fixed number of rows."""
-        return any(x.shape[0] is not None for x in keras.tree.flatten(self.graph.inputs))
-
-    def flatten(self, x: Any) -> list[Tensor]:
-        """Returns the tensors of x, which must have the structure of the inputs."""
-        return flatten_inputs(x, self.graph.inputs)
-
-    @property
-    def compute_dtype(self) -> str:
-        """The dtype of the model's computations."""
-        return self.model.compute_dtype
-
-    @property
-    def inputs(self) -> Any:
-        """Structure of the symbolic inputs."""
-        return self.graph.inputs
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -261,10 +229,9 @@ class GraphStream(StreamingMixin):
     @property
     def receptive_field(self) -> int | None:
         """Number of inputs that an output depends on, None for all."""
-        signals = [self.plan.signals[n] for n in keras.tree.flatten(self.graph.outputs)]
-        if any(signal.back is None for signal in signals):
+        if any(signal.back is None for signal in self.output_signals):
             return None
-        return max(math.ceil(signal.back) + signal.offset + 1 for signal in signals)
+        return max(math.ceil(s.back) + s.offset + 1 for s in self.output_signals)
 
     # The protocol
 
@@ -273,10 +240,7 @@ class GraphStream(StreamingMixin):
 
         If some steps have no samples, the last item counts the steps, (batch, 1).
         """
-        if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
-            raise ValueError(
-                f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
-            )
+        check_start(self, batch_size)
         states = [p.part.initial_state(batch_size) for p in self.plan.parts if p.part.keeps]
         if self.plan.first_offset < 0:  # the padding before the first step
             xs = [
@@ -290,25 +254,38 @@ class GraphStream(StreamingMixin):
         return states
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        values, cache = self.trace(x, cache)
-        return keras.tree.map_structure(lambda n: self._step_of(n, values), self.graph.outputs), (
-            cache
+        xs = self._read(x, steps=1)
+        self._check_cache(cache, xs[0])
+        *states, tick = cache if self.is_clocked else [*cache, None]
+        active = self._active(tick)
+        values, states = self._each(
+            xs, states, lambda part, xs, state: part.advance(xs, state, active)
         )
+        if self.is_clocked:
+            states.append(self._wrapped(tick + 1))
+
+        def output(n):
+            signal, y = self.plan.signals[n], values[n]
+            if self.is_clocked:
+                # Must be a constant: otherwise tf2onnx selects by multiplication, and 0 * NaN is
+                # NaN.
+                y = select(active(signal), y, ops.convert_to_tensor(math.nan, y.dtype))
+            return y if signal.block > 1 else y[:, 0]
+
+        return keras.tree.map_structure(output, self.graph.outputs), states
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        if self.is_clocked and cache is not None:  # the rows may be at different steps
-            samples = self._read(x, steps=None)
-            return step_through(
-                self, keras.tree.pack_sequence_as(self.graph.inputs, samples), cache
-            )
         xs = self._read(x, steps=None)
+        if self.is_clocked and cache is not None:  # the rows may be at different steps
+            return step_through(self, keras.tree.pack_sequence_as(self.inputs, xs), cache)
         rows, steps = ops.shape(xs[self._clock])[:2]
         states = self.initial_cache(rows) if cache is None else cache
         self._check_cache(states, xs[0])
         states = states[:-1] if self.is_clocked else states
         values, states = self._run(xs, states, 0, steps)
         if self.is_clocked:
-            states.append(self._counter(rows, steps))
+            tick = ops.cast(self._wrapped(steps), "float32")
+            states.append(ops.full((rows, 1), tick, dtype="float32"))
         return keras.tree.map_structure(
             lambda n: self._at_steps(n, values[n], steps), self.graph.outputs
         ), states
@@ -327,30 +304,6 @@ class GraphStream(StreamingMixin):
         shape = [ops.shape(y)[0], 1, *y.shape[2:]]
         nothing = ops.full(shape, math.nan, dtype=y.dtype)
         return ops.take(ops.concatenate([nothing, y], axis=1), row, axis=1)
-
-    def trace(self, x: Tensor, cache: Cache) -> tuple[dict[int, Tensor], Cache]:
-        """Returns the samples of all tensors at a step, (batch, samples, ...), and the cache."""
-        xs = self._read(x, steps=1)
-        self._check_cache(cache, xs[0])
-        *states, tick = cache if self.is_clocked else [*cache, None]
-        values, states = self._advance(xs, states, tick)
-        outputs = set(keras.tree.flatten(self.graph.outputs))
-        for n in outputs if self.is_clocked else ():
-            is_active = self._active(tick)(self.plan.signals[n])
-            # Must be a constant: otherwise tf2onnx selects by multiplication, and 0 * NaN is NaN.
-            nothing = ops.convert_to_tensor(math.nan, values[n].dtype)
-            values[n] = select(is_active, values[n], nothing)
-        if self.is_clocked:
-            states.append(self._next(tick))
-        return values, states
-
-    def _step_of(self, n, values):
-        return values[n] if self.plan.signals[n].block > 1 else values[n][:, 0]
-
-    def _advance(self, xs, states, tick):
-        """Returns the samples of all tensors at a step, and the next states."""
-        active = self._active(tick)
-        return self._each(xs, states, lambda part, xs, state: part.advance(xs, state, active))
 
     def _run(self, xs, states, begin, end):
         """Returns the samples of all tensors from `begin` to before `end`, and the states."""
@@ -390,21 +343,14 @@ class GraphStream(StreamingMixin):
 
         return active
 
-    def _next(self, tick):
-        """Advances the step counter, which becomes cyclic once all signals have started."""
-        end = self.plan.last_offset + self.plan.cycle
-        return ops.where(tick + 1 < end, tick + 1, tick + 1 - self.plan.cycle)
-
-    def _counter(self, rows, steps):
-        """Returns the step counter after a number of steps."""
+    def _wrapped(self, tick):
+        """Returns a number of steps, or one in the cycle that begins once all signals have."""
         start, cycle = self.plan.last_offset, self.plan.cycle
-        tick = ops.where(steps < start, steps, start + (steps - start) % cycle)
-        return ops.full((rows, 1), ops.cast(tick, "float32"), dtype="float32")
+        return ops.where(tick < start + cycle, tick, start + ops.mod(tick - start, cycle))
 
     def _read(self, x, steps):
         """Returns the inputs as samples (batch, steps, ...), of one step or of several."""
-        xs = flatten_inputs(x, self.graph.inputs)
-        samples = []
+        xs, samples = flatten_inputs(x, self.inputs), []
         for value, signal in zip(xs, self.plan.inputs, strict=True):
             value = ops.cast(value, signal.dtype)
             has_time = not (steps or signal.is_static)
@@ -422,10 +368,9 @@ class GraphStream(StreamingMixin):
 
     def _check_cache(self, cache, x):
         if self._shapes:
-            shapes = keras.tree.map_shape_structure(
-                lambda shape: [x.shape[0], *shape[1:]], self._shapes
-            )
-            check_cache(self, cache, shapes)
+            rows = x.shape[0]
+            expected = keras.tree.map_shape_structure(lambda s: [rows, *s[1:]], self._shapes)
+            check_cache(self, cache, expected)
 
 
 @dataclasses.dataclass
@@ -470,17 +415,16 @@ class Plan:
         self.parts: list[Planned] = []
         self.uneven: Call | None = None
         self._options = options
-        # Of tensors: delayed ones, whole windows, errors and what has none after all.
+        # Of tensors: delayed ones, whole windows, slices of the first steps that only become zeros
+        # or ones, and these.
         self._delays: dict[tuple[int, int], int] = {}
         self._windows: dict[int, int] = {}
-        self._refused: dict[int, tuple[Call, ValueError]] = {}
-        self._fills: dict[int, Call] = {}
+        self._slices: dict[int, tuple[int, int]] = {}
         self._constants: dict[int, Callable[[], Tensor]] = {}
         for call in graph.calls:
-            self._plan(call)
-        for n in keras.tree.flatten(graph.outputs):
-            if n in self._refused:
-                raise self._refused[n][1]
+            call = call.with_weights(self._constants)
+            if options.window is not None or not self._is_start(graph, call):
+                self._plan(call)
         self.outputs = graph.outputs
         if options.window is not None:
             last = options.window - 1
@@ -500,30 +444,39 @@ class Plan:
 
     def _plan(self, call):
         """Adds the parts of a call."""
-        call = call.with_weights(self._constants)
-        refused = [self._refused[n] for n in call.inputs if n in self._refused]
-        if refused:
-            start, error = refused[0]
-            if not (isinstance(call.operation, _FILLS) and self._fill(call, start, call)):
-                raise error
-            return
         if self._options.window is None:
             call = self._aligned(self._with_tables(call))
-            try:
-                part = self._part(call)
-            except DoesNotStream as error:
-                if not isinstance(call.operation, GetItem):
-                    raise
-                if not self._fill(self._fills.get(call.inputs[0]), call, call):
-                    self._refused[call.outputs[0]] = call, error
-                return
+            part = self._part(call)
         else:
             call, part = self._in_window(call)
-        if isinstance(call.operation, _FILLS):
-            self._fills[call.outputs[0]] = call
         call.axes = [0 if self.signals[n].is_static else self.signals[n].axis for n in call.inputs]
         call.output_axes = [signal.axis for signal in part.outputs]
         self._add(part, call, call.inputs, call.outputs)
+
+    def _is_start(self, graph, call):
+        """Notes the zeros or ones with which shifts begin, and returns whether a call makes them.
+
+        They are `zeros_like(x)[:, :n]` or `zeros_like(x[:, :n])`.
+        """
+        if not call.inputs:  # what is computed from them
+            self._constants[call.outputs[0]] = lambda: call.of_model([])[0]
+            return True
+        source, output, fill = call.inputs[0], call.outputs[0], call.operation
+        place = self._slices.get(source)
+        if place is None and isinstance(call.operation, GetItem):
+            place = leading_steps(call, self.signals[source])
+            readers = [reader.operation for reader in graph.calls if output in reader.inputs]
+            if place and readers and all(isinstance(reader, _FILLS) for reader in readers):
+                self._slices[output] = place
+                return True
+            fill = next((c.operation for c in graph.calls if source in c.outputs), None)
+        if place is None or not isinstance(fill, _FILLS):
+            return False
+        (axis, steps), spec = place, call.specs[0]
+        shape = (1, *spec.shape[1:axis], steps, *spec.shape[axis + 1 :])
+        make = ops.zeros if isinstance(fill, ZerosLike) else ops.ones
+        self._constants[output] = lambda: make(shape, spec.dtype)
+        return True
 
     def _remove_unused(self):
         """Removes delays that no part needs after all."""
@@ -535,23 +488,6 @@ class Plan:
 
     def _part(self, call):
         return make_part(call, [self.signals[n] for n in call.inputs], self._options)
-
-    def _fill(self, fill, start, call):
-        """Notes that a call returns zeros or ones for the first steps, and returns whether it does.
-
-        Args:
-            fill: The call of `zeros_like` or `ones_like`, if there is one.
-            start: The call that takes the first steps.
-            call: The later one of both.
-        """
-        steps = leading_steps(start, self.signals[start.inputs[0]])
-        if fill is None or steps is None:
-            return False
-        shape = list(call.specs[0].shape[1:])
-        shape[self.signals[start.inputs[0]].axis - 1] = steps
-        make = ops.zeros if isinstance(fill.operation, ZerosLike) else ops.ones
-        self._constants[call.outputs[0]] = lambda: make((1, *shape), call.specs[0].dtype)
-        return True
 
     def _with_tables(self, call):
         """Returns a call whose arguments with a row for each step are inputs."""
@@ -664,7 +600,7 @@ def _time_axes(graph, given):
                 f"{[tuple(x.shape) for x in tensors]}"
             )
         return [None if a is None else a % rank for a, rank in zip(axes, ranks, strict=True)]
-    have_time = [_has_time(graph, n, x) for n, x in enumerate(tensors)]
+    have_time = [_has_time(graph, n, x.shape) for n, x in enumerate(tensors)]
     if not any(have_time):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
@@ -675,11 +611,10 @@ def _time_axes(graph, given):
     return [1 if has_time else None for has_time in have_time]
 
 
-def _has_time(graph, n, tensor):
-    shape = tensor.shape
+def _has_time(graph, n, shape):
     if len(shape) != 2:
         return len(shape) > 2
-    return shape[1] is None or (takes_tokens(graph, n, tensor) and shape[1] > 1)
+    return shape[1] is None or (graph.takes_tokens(n) and shape[1] > 1)
 
 
 def _input_signal(graph, tensor, axis, length, in_window):
@@ -698,31 +633,6 @@ def _input_signal(graph, tensor, axis, length, in_window):
         is_static=axis is None,
         in_window=in_window,
     )
-
-
-def flatten_inputs(x, inputs):
-    """Returns the tensors of x, which must have the structure of a model's inputs.
-
-    The tensors of a dict come in the order of its sorted keys, so it must not stand for a list.
-    """
-    if not keras.tree.is_nested(inputs):
-        return [x]
-    keys = [value.keys() if isinstance(value, dict) else None for value in (x, inputs)]
-    xs = keras.tree.flatten(x)
-    if keys[0] != keys[1] or len(xs) != len(keras.tree.flatten(inputs)):
-        expected = keras.tree.map_structure(lambda tensor: tensor.name, inputs)
-        received = keras.tree.map_structure(lambda tensor: tuple(ops.shape(tensor)), x)
-        raise ValueError(
-            f"`x` must have one tensor per input of the model, with the structure {expected}. "
-            f"Received: tensors of shapes {received}"
-        )
-    return xs
-
-
-def takes_tokens(graph, n, tensor):
-    embeds = (isinstance(call.operation, keras.layers.Embedding) for call in graph.calls)
-    reads = (n in call.inputs for call in graph.calls)
-    return keras.backend.is_int_dtype(tensor.dtype) or any(map(operator.and_, embeds, reads))
 
 
 def known_length(graph, axes):

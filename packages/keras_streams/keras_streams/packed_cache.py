@@ -7,10 +7,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.graph_stream import flatten_inputs, to_stream
-from keras_streams.protocol import check_built
+from keras_streams.graph_stream import to_stream
+from keras_streams.protocol import check_built, flatten_inputs
 from keras_streams.types import Cache, Tensor
-from keras_streams.xla import compile_xla
+from keras_streams.xla import compile_flat, compile_xla
 
 
 class PackedCache:
@@ -51,10 +51,8 @@ class _Layout:
         return [ops.concatenate(parts, axis=1) for parts in rows.values()]
 
     def unpack(self, tensors):
-        packed, starts = (
-            dict(zip(self._dtypes, tensors, strict=True)),
-            dict.fromkeys(self._dtypes, 0),
-        )
+        packed = dict(zip(self._dtypes, tensors, strict=True))
+        starts = dict.fromkeys(self._dtypes, 0)
         leaves = []
         for spec in self._leaves:
             tensor, start = packed[spec.dtype], starts[spec.dtype]
@@ -122,9 +120,7 @@ def compiled_step(
 
         function = frozen_step if frozen else step
         if keras.backend.backend() == "tensorflow":
-            from keras_streams import runtime_tf
-
-            return runtime_tf.compiled_flat(function)
+            return compile_flat(function)
         return compile_xla(function, [] if frozen else layer.variables)
 
     def call(x, cache):

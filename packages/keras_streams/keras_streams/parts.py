@@ -8,7 +8,6 @@ one; `Part.run` takes those of many steps.
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import math
 import threading
@@ -81,7 +80,7 @@ class Signal:
         return (self.before(end) - self.before(begin)) * self.block
 
 
-def _output(call, signal, n=0, **changes):
+def output_of(call: Call, signal: Signal, n: int = 0, **changes: Any) -> Signal:
     """Returns an output of a call, at the steps of an input."""
     spec = call.specs[n]
     output = dataclasses.replace(signal, dtype=spec.dtype, **changes)
@@ -95,11 +94,6 @@ _LARGEST_COUNT = 2**30  # of steps, in a running mean
 OR_WINDOW = (
     "If the model was trained on windows, pass their length, as in to_stream(model, window=128)."
 )
-_CAUSAL = (
-    'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
-    "or one that follows keras_streams.StreamingMixin"
-)
-
 Active = Callable[[Signal], Any]
 
 
@@ -108,11 +102,7 @@ class Options:
     """The options of `to_stream`.
 
     Attributes:
-        time_axis: The time axis of the model's inputs, or their time axes, `None` for an input
-            without one. `None` finds out.
-        window: Number of last steps of which each output is the model's output, or `None`.
-        ignore_masks: Whether layers that mask steps are taken as if they masked none.
-        max_context: Number of steps that causal attention keeps, or `None`.
+        time_axis, window, ignore_masks, max_context: See `to_stream`.
         joined: Outputs of calls that get each window as a whole.
     """
 
@@ -222,7 +212,7 @@ class Pointwise(Part):
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
         super().__init__(
-            signal, [_output(call, signal, n, axis=axis) for n, axis in enumerate(axes)]
+            signal, [output_of(call, signal, n, axis=axis) for n, axis in enumerate(axes)]
         )
         self._call, self._is_static = call, [s.is_static for s in signals]
         if isinstance(call.operation, keras.Model):
@@ -313,18 +303,6 @@ class Each(Part):
         return keras.tree.flatten(self.function(xs[0])), state
 
 
-class Constant(Part):
-    """A value without a time axis as a value of each step."""
-
-    def __init__(self, call: Call, signal: Signal):
-        super().__init__(signal, [_output(call, signal, has_time=True, is_static=False, axis=1)])
-        self._call = call
-
-    def run(self, xs, state, begin=0, end=None):
-        (y,) = self._call.of_model([xs[0][:, 0]])
-        return [ops.repeat(y[:, :1], ops.shape(xs[0])[1], axis=1)], state
-
-
 class Table(Part):
     """The rows of a tensor that depends on weights alone, one for each sample of a signal.
 
@@ -375,10 +353,7 @@ class Window(Part):
             samples.
         length: Number of outputs for the whole sequence, `None` if unknown.
         padding: Value of the samples before the first one.
-        dtype: Dtype of the windows.
-        has_time: Whether the output has a time axis.
-        axis: Time axis of the output in the model, `None` for that of the input.
-        sample: Shape of an output sample, `None` for that of the call.
+        like: The output as if it came with the input, `None` for that of the call.
     """
 
     def __init__(
@@ -393,14 +368,11 @@ class Window(Part):
         left: int = 0,
         length: int | None = None,
         padding: float = 0.0,
-        dtype: str | None = None,
-        has_time: bool = True,
-        axis: int | None = None,
-        sample: Sequence[int] | None = None,
+        like: Signal | None = None,
     ):
         self.function = function
         self.taps, self.dilation, self._stride = taps, dilation, stride
-        self.padding, self._dtype = padding, dtype or signal.dtype
+        self.padding = padding
         span, block = (taps - 1) * dilation + 1, signal.block
         newest = span - 1 - left  # of the first window
         if block % stride == 0:  # as many steps later as the last window of a block needs
@@ -416,18 +388,13 @@ class Window(Part):
         self._past = max(span - 1 - first, 0)
         self._start = max(first - (span - 1), 0)
         self.keeps = self._past > 0
-        output = _output(
-            call,
-            signal,
+        output = dataclasses.replace(
+            like or output_of(call, signal),
             period=signal.period * stride,
             offset=signal.offset + steps * signal.pause,
             back=None if signal.back is None else signal.back + signal.period * left,
             length=length,
-            has_time=has_time,
-            axis=(signal.axis if axis is None else axis) if has_time else 1,
         )
-        if sample is not None:
-            output = dataclasses.replace(output, shape=tuple(sample))
         super().__init__(signal, [output])
         self.pads = left > 0
         if length is not None and signal.length is not None:
@@ -436,16 +403,16 @@ class Window(Part):
 
     def initial_state(self, batch_size: int) -> Any:
         shape = (batch_size, self._past, *self.signal.shape)
-        return ops.full(shape, self.padding, dtype=self._dtype)
+        return ops.full(shape, self.padding, dtype=self.signal.dtype)
 
     def run(self, xs, state, begin=0, end=None):
-        x, (output,) = ops.cast(xs[0], self._dtype), self.outputs
+        (x,), (output,) = xs, self.outputs
         come = self.signal
         if output.offset < come.offset:  # padding comes before the first sample
             come = dataclasses.replace(come, offset=output.offset)
             padding = come.count(begin, max(begin, self.signal.offset))
             shape = (ops.shape(x)[0], padding, *self.signal.shape)
-            x = ops.concatenate([ops.full(shape, self.padding, dtype=self._dtype), x], axis=1)
+            x = ops.concatenate([ops.full(shape, self.padding, dtype=self.signal.dtype), x], axis=1)
             x = x[:, : come.count(begin, end)]
         first = output.offset + output.before(begin) * output.pause
         seen = ops.concatenate([state, x], axis=1) if self.keeps else x
@@ -464,7 +431,7 @@ class Window(Part):
         return self.function(ops.take(seen, starts[:, None] + taps, axis=1))
 
     def advance(self, xs, state, active):
-        x, is_active = ops.cast(xs[0], self._dtype), active(self.signal)
+        (x,), is_active = xs, active(self.signal)
         if self.outputs[0].offset < self.signal.offset:  # padding comes before the first sample
             x = select(is_active, x, ops.full_like(x, self.padding))
         samples = x.shape[1]
@@ -629,7 +596,7 @@ class Ending(Part):
 
     def __init__(self, call: Call, signal: Signal, back: Fraction | None = None):
         # The last of the samples that come with a step.
-        output = _output(
+        output = output_of(
             call,
             signal,
             period=Fraction(signal.pause),
@@ -640,10 +607,11 @@ class Ending(Part):
         )
         super().__init__(signal, [output])
 
-    def last(self, y: Tensor) -> Tensor:
-        """Returns the last sample of each step."""
-        block = self.signal.block
-        return y[:, block - 1 :: block] if block > 1 else y
+    def last(self, y: Tensor, n: int = 0) -> Tensor:
+        """Returns the last sample of each step, of an output."""
+        block, output = self.signal.block, self.outputs[n]
+        y = y[:, block - 1 :: block] if block > 1 else y
+        return ops.cast(ops.reshape(y, (-1, ops.shape(y)[1], *output.shape)), output.dtype)
 
 
 class RunningMean(Ending):
@@ -670,9 +638,7 @@ class RunningMean(Ending):
         change = error + _cumsum((x - mean) - error) / ops.cast(counts, mean.dtype)
         means, errors = two_sum(mean, change)
         new = [part[:, -1] for part in (means, errors, counts)]
-        y = ops.cast(self.last(means), self.outputs[0].dtype)
-        y = ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))
-        return [y], new
+        return [self.last(means)], new
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -709,9 +675,7 @@ class RunningMax(Ending):
             x = ops.reshape(scanned, (-1, ops.shape(x)[1], *self.signal.shape))
         has_seen = ops.reshape(seen > 0, (-1,) + (1,) * (len(self.signal.shape) + 1))
         largest = ops.where(has_seen, ops.maximum(x, largest[:, None]), x)
-        y = self.last(largest)
-        y = ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))
-        return [y], [largest[:, -1], ops.ones_like(seen)]
+        return [self.last(largest)], [largest[:, -1], ops.ones_like(seen)]
 
 
 class Sliding(Part):
@@ -733,7 +697,7 @@ class Sliding(Part):
     def __init__(self, call: Call, signal: Signal, function: Callable, scale: float = 1.0):
         assert signal.length is not None
         self._function, self._count, self._scale = function, signal.length, scale
-        output = _output(
+        output = output_of(
             call,
             signal,
             offset=signal.offset + (signal.length - 1) * signal.pause,
@@ -787,22 +751,9 @@ class Recurrent(Ending):
         super().__init__(call, signal)
         self._layer, ending = call.operation, self.outputs[0]
         if self._layer.return_sequences:
-            self.outputs = [_output(call, signal, back=None)]
-        self.outputs += [_output(call, ending, n) for n in range(1, len(call.specs))]
+            self.outputs = [output_of(call, signal, back=None)]
+        self.outputs += [output_of(call, ending, n) for n in range(1, len(call.specs))]
         self._is_given = len(call.inputs) > 1  # the initial state
-
-    @functools.cached_property
-    def _whole(self):
-        """The layer applied to several steps, with the states of each."""
-        layer = self._layer
-        whole = keras.layers.RNN(
-            _WithStates(layer.cell, dtype=layer.dtype_policy),
-            return_sequences=True,
-            return_state=True,
-            dtype=layer.dtype_policy,
-        )
-        whole.build((None, None, *self.signal.shape))
-        return whole
 
     def initial_state(self, batch_size: int) -> Any:
         states = keras.tree.flatten(self._layer.get_initial_state(batch_size))
@@ -814,37 +765,29 @@ class Recurrent(Ending):
             *state, is_started = state
             given = [ops.cast(s[:, 0], own.dtype) for s, own in zip(given, state, strict=True)]
             state = select(is_started > 0, state, given)
-        # Keras' convolutional cell does not say that it has two states.
-        sizes = [-1, -1] if self._layer.state_size == [-1] else self._layer.state_size
-        states = take(sizes, iter(state))
         with without_dropout([self._layer.cell]):
             if x.shape[1] == 1:
-                y, new = cell_step(self._layer.cell, x[:, 0], states)
-                y, after = y[:, None], [s[:, None] for s in keras.tree.flatten(new)]
-            else:
-                y, *new = self._whole(x, initial_state=states)
-                widths = [s.shape[-1] for s in state]
-                ends = np.cumsum([y.shape[-1] - sum(widths), *widths])
-                y, *after = ops.split(y, ends[:-1], axis=-1)
-        new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
-        if not self._layer.return_sequences:
-            y = self.last(y)
-        ys = [y, *map(self.last, after[: len(self.outputs) - 1])]
-        ys = [ops.cast(y, output.dtype) for y, output in zip(ys, self.outputs, strict=True)]
+                (_, *new), ys = self._step([None, *state], x[:, 0])
+                ys = [y[:, None] for y in ys]
+            else:  # on TensorFlow `scan` returns outputs in the structure of the states
+                y = ops.zeros((ops.shape(x)[0], *self.outputs[0].shape), self._layer.compute_dtype)
+                (_, *new), ys = ops.scan(self._step, [y, *state], ops.moveaxis(x, 1, 0))
+                ys = [ops.moveaxis(y, 0, 1) for y in ys]
+        ys = [
+            ops.cast(y, output.dtype) if output.has_time else self.last(y, n)
+            for n, (y, output) in enumerate(zip(ys, self.outputs, strict=False))
+        ]
         return ys, [*new, ops.ones_like(is_started)] if given else new
 
-
-class _WithStates(keras.layers.Layer):
-    """A cell whose outputs are followed by its next states."""
-
-    def __init__(self, cell, **kwargs):
-        super().__init__(**kwargs)
-        self.cell, self.state_size = cell, cell.state_size
-        self.built = True
-
-    def call(self, inputs, states):
-        y, new = cell_step(self.cell, inputs, states)
-        return ops.concatenate([y, *keras.tree.flatten(new)], axis=-1), new
+    def _step(self, before, x):
+        """Returns the output and the states after a sample, twice, for those before."""
+        _, *state = before
+        # Keras' convolutional cell does not say that it has two states.
+        sizes = [-1, -1] if self._layer.state_size == [-1] else self._layer.state_size
+        y, new = cell_step(self._layer.cell, x, take(sizes, iter(state)))
+        new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
+        after = [ops.cast(y, self._layer.compute_dtype), *new]
+        return after, after
 
 
 class CausalAttention(Part):
@@ -861,7 +804,7 @@ class CausalAttention(Part):
     keeps = True
 
     def __init__(self, call: Call, signal: Signal, context: int, is_window: bool):
-        super().__init__(signal, [_output(call, signal, back=None)])
+        super().__init__(signal, [output_of(call, signal, back=None)])
         self._layer, self._context = call.operation, context
         self.most = None if is_window else context
 
@@ -920,7 +863,7 @@ class Protocol(Ending):
             back = signal.back + signal.period * (reach - 1)
         super().__init__(call, signal, back)
         if getattr(layer, "return_sequences", True):
-            self.outputs = [_output(call, signal, back=back)]
+            self.outputs = [output_of(call, signal, back=back)]
         self._layer = layer
 
     def initial_state(self, batch_size: int) -> Any:

@@ -166,34 +166,20 @@ def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
         cache: Structure of tensors.
         expected: Structure of shapes (lists, None for an unknown size).
     """
-    # Shapes are lists too. Wrapped, the structures of tensors and of shapes can be compared.
-    received = keras.tree.map_structure(lambda tensor: _Shape(tensor.shape), cache)
-    wanted = keras.tree.map_shape_structure(_Shape, expected)
-    pairs = zip(keras.tree.flatten(received), keras.tree.flatten(wanted), strict=False)
-    fits = _same_structure(received, wanted) and all(shapes_match(a.size, b.size) for a, b in pairs)
+    wanted = keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), expected)
+    found, sizes = (
+        {path: tuple(leaf.shape) for path, leaf in keras.tree.flatten_with_path(tree)}
+        for tree in (cache, wanted)
+    )
+    fits = found.keys() == sizes.keys() and all(
+        shapes_match(found[path], sizes[path]) for path in sizes
+    )
     if not fits:
         raise ValueError(
             f"The cache does not fit {layer.name}: it belongs to another batch size or another "
-            f"layer. Expected tensors of shapes: {wanted}. Received: {received}"
+            f"layer. Expected tensors of shapes: {[*sizes.values()]}. "
+            f"Received: {[*found.values()]}"
         )
-
-
-class _Shape:
-    """A shape as a leaf of `keras.tree`."""
-
-    def __init__(self, size):
-        self.size = tuple(size)
-
-    def __repr__(self):
-        return repr(self.size)
-
-
-def _same_structure(a, b):
-    try:
-        keras.tree.assert_same_structure(a, b)
-    except (ValueError, TypeError):
-        return False
-    return True
 
 
 def shapes_match(shape: Shape, expected: Shape) -> bool:
@@ -209,6 +195,25 @@ def check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
         raise ValueError(
             f"`{name}` must have shape {tuple(shape)}. Received: shape {tuple(tensor.shape)}"
         )
+
+
+def flatten_inputs(x: Any, inputs: Any) -> list[Tensor]:
+    """Returns the tensors of x, which must have the structure of a model's inputs.
+
+    The tensors of a dict come in the order of its sorted keys, so it must not stand for a list.
+    """
+    if not keras.tree.is_nested(inputs):
+        return [x]
+    keys = [value.keys() if isinstance(value, dict) else None for value in (x, inputs)]
+    xs = keras.tree.flatten(x)
+    if keys[0] != keys[1] or len(xs) != len(keras.tree.flatten(inputs)):
+        expected = keras.tree.map_structure(lambda tensor: tensor.name, inputs)
+        received = keras.tree.map_structure(lambda tensor: tuple(ops.shape(tensor)), x)
+        raise ValueError(
+            f"`x` must have one tensor per input of the model, with the structure {expected}. "
+            f"Received: tensors of shapes {received}"
+        )
+    return xs
 
 
 # Layers, precision and states

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 
 import keras
@@ -12,12 +12,11 @@ from keras.src.ops import math as math_ops  # the classes of the operations in a
 from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
-from keras_streams.graph import Call, from_axis, to_axis
+from keras_streams.graph import Call, to_axis
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
     Chain,
-    Constant,
     Each,
     Frames,
     Options,
@@ -31,9 +30,9 @@ from keras_streams.parts import (
     Sliding,
     Split,
     Window,
+    output_of,
 )
 from keras_streams.protocol import has_protocol
-from keras_streams.types import Tensor
 
 _CAUSAL = (
     'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
@@ -93,7 +92,7 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
             "a stream has no masked steps. If it never gets padding, pass ignore_masks=True."
         )
     if not moving and isinstance(operation, _REPEATS) and call.specs[0].shape[1] == signal.length:
-        return Constant(call, signal)
+        return _repeated_for_each(call, signal)
     if len({signal.has_time for signal in moving}) == 2:
         raise call.refusal(
             "it combines each step with a value computed from all steps, including later ones. "
@@ -123,6 +122,17 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
     if not is_alone or (isinstance(operation, keras.Layer) and len(call.given) > len(signals)):
         raise call.refusal(_INPUTS_ONLY)
     return makers[0](call, signal)
+
+
+def _repeated_for_each(call, signal):
+    """Returns the part of a value without a time axis that has one, at each step."""
+
+    def function(x):
+        (y,) = call.of_model([x[:, 0]])
+        return ops.repeat(y[:, :1], ops.shape(x)[1], axis=1)
+
+    output = output_of(call, signal, has_time=True, is_static=False, axis=1)
+    return Each(signal, function, output)
 
 
 _INPUTS_ONLY = (
@@ -176,14 +186,12 @@ def tables(call: Call, signals: list[Signal]) -> list[tuple]:
     return found
 
 
-def leading_steps(call: Call, signal: Signal) -> int | None:
-    """Returns the number of steps of a slice such as x[:, :3], `None` for other calls."""
-    if not isinstance(call.operation, numpy_ops.GetItem):
-        return None
+def leading_steps(call: Call, signal: Signal) -> tuple[int, int] | None:
+    """Returns the axis and the number of steps of a slice such as x[:, :3], `None` for others."""
     key, places = _key(call, signal)
     time = key[places[signal.axis]]
     is_leading = isinstance(time, slice) and not time.start and time.step in (None, 1)
-    return time.stop if is_leading and time.stop and time.stop > 0 else None
+    return (signal.axis, time.stop) if is_leading and (time.stop or 0) > 0 else None
 
 
 # Attention
@@ -299,8 +307,8 @@ def unfolded(call: Call, signal: Signal, tensor: keras.KerasTensor) -> Part:
     def function(windows):
         return windows if axis == 1 else ops.moveaxis(windows, 2, axis + 1)
 
-    output = dataclasses.replace(signal, shape=tuple(shape))
-    return Window(call, signal, function, taps=signal.length, has_time=False, sample=output.shape)
+    like = dataclasses.replace(signal, shape=tuple(shape), has_time=False, axis=1)
+    return Window(call, signal, function, taps=signal.length, like=like)
 
 
 # Windows of time, and of the axes between time and channels: the axes of an image, or none
@@ -323,48 +331,10 @@ def windowed_length(
     return max(span - (last or stride), 0) // 2, outputs
 
 
-def _neighbors(size, taps, stride, dilation, padding):
-    """Returns the places (outputs, taps) that a window reads on an axis, `size` for padding."""
-    left, outputs = windowed_length(size, (taps - 1) * dilation + 1, stride, padding)
-    at = stride * np.arange(outputs)[:, None] - left + dilation * np.arange(taps)
-    return np.where((at >= 0) & (at < size), at, size)
-
-
-def _patches(windows: Tensor, axes: Sequence[np.ndarray], padding: float = 0.0) -> Tensor:
-    """Returns patches (batch, samples, *outputs, taps, channels) of windows.
-
-    Args:
-        windows: Tensor (batch, samples, taps, ..., channels).
-        axes: The places that are read on each axis between taps and channels, as of `_neighbors`.
-        padding: Value of the padding.
-    """
-    for n, places in enumerate(axes):
-        axis = 3 + 2 * n  # each of those before has become two
-        if np.any(places == windows.shape[axis]):
-            widths = [(0, 0)] * windows.ndim
-            widths[axis] = (0, 1)
-            windows = ops.pad(windows, widths, constant_values=padding)
-        windows = ops.take(windows, places, axis=axis)
-    if not axes:
-        return windows
-    outputs, taps = range(3, 3 + 2 * len(axes), 2), range(4, 4 + 2 * len(axes), 2)
-    patches = ops.transpose(windows, (0, 1, *outputs, 2, *taps, 3 + 2 * len(axes)))
-    sizes = [patches.shape[2 + i] for i in range(len(axes))]
-    taps = math.prod(patches.shape[2 + len(axes) : -1])
-    return ops.reshape(patches, (-1, ops.shape(patches)[1], *sizes, taps, windows.shape[-1]))
-
-
-def _time_first(numbers, signal):
-    """Returns the numbers of the axes between batch and channels, that of time first."""
-    time = signal.axis - 1
-    return [numbers[time], *numbers[:time], *numbers[time + 1 :]]
-
-
-def _sizes(numbers, signal):
-    """Returns one number, or a number for each axis, as a list with that of time first."""
-    numbers = keras.tree.flatten(numbers)
-    rank = len(signal.shape)
-    return _time_first(numbers if len(numbers) == rank else numbers * rank, signal)
+def _sizes(numbers, rank):
+    """Returns one number, or a number for each axis, as a tuple."""
+    numbers = tuple(keras.tree.flatten(numbers))
+    return numbers if len(numbers) == rank else numbers * rank
 
 
 def _check_axes(call, signal, rank):
@@ -375,35 +345,76 @@ def _check_axes(call, signal, rank):
         )
 
 
-def _window(call, signal, sizes, function, **options):
+def _of_windows(signal, function, shape):
+    """Returns a function of windows (batch, samples, taps, ...), which are a batch to `function`.
+
+    It gets them with time on the axis of the model, and returns one sample of a shape for each.
+    """
+
+    def of_windows(windows):
+        x = to_axis(ops.reshape(windows, (-1, *windows.shape[2:])), signal.axis)
+        return ops.reshape(function(x), (-1, ops.shape(windows)[1], *shape))
+
+    return of_windows
+
+
+def _window(call, signal, sizes, function, fill=0.0):
     """Returns the part of an operation with windows of `sizes` along time and other axes.
 
     Args:
         call, signal: See `make_part`.
-        sizes: Number of taps of each axis, in the order of the operation.
-        function: Function of windows and of what to read on each other axis.
-        options: Those of `Window`.
+        sizes: List of the numbers of taps of each axis.
+        function: The operation without padding: a function of x, strides and dilation rates.
+        fill: Value of the padding.
     """
-    operation = call.operation
-    _check_axes(call, signal, len(sizes))
-    taps = _sizes(list(sizes), signal)
-    strides = _sizes(operation.strides or list(sizes), signal)
-    dilations = _sizes(getattr(operation, "dilation_rate", 1), signal)
-    padding = operation.padding.lower()
-    others = zip(signal.shape[:-1], taps[1:], strides[1:], dilations[1:], strict=True)
-    axes = [_neighbors(*numbers, padding) for numbers in others]
-    span = (taps[0] - 1) * dilations[0] + 1
-    left, length = windowed_length(signal.length, span, strides[0], padding)
-    options |= {"taps": taps[0], "stride": strides[0], "dilation": dilations[0], "left": left}
-    return Window(call, signal, lambda w: function(w, axes), length=length, **options)
+    operation, rank, time = call.operation, len(sizes), signal.axis - 1
+    _check_axes(call, signal, rank)
+    strides = _sizes(operation.strides or sizes, rank)
+    rates = _sizes(getattr(operation, "dilation_rate", 1), rank)
+    padding, widths, left, length = operation.padding.lower(), [], 0, None
+    shape = [*signal.shape[:time], signal.length, *signal.shape[time:-1]]
+    for axis, (size, taps, stride, rate) in enumerate(
+        zip(shape, sizes, strides, rates, strict=True)
+    ):
+        span = (taps - 1) * rate + 1
+        before, outputs = windowed_length(size, span, stride, padding)
+        if axis == time:
+            left, length = before, outputs
+            widths.append((0, 0))
+        else:
+            widths.append((before, max((outputs - 1) * stride + span - size - before, 0)))
+    others = (*rates[:time], 1, *rates[time + 1 :])
+
+    def of_window(x):
+        if any(map(any, widths)):
+            x = ops.pad(x, [(0, 0), *widths, (0, 0)], constant_values=fill)
+        return function(x, strides, others)
+
+    return Window(
+        call,
+        signal,
+        _of_windows(signal, of_window, output_of(call, signal).shape),
+        taps=sizes[time],
+        stride=strides[time],
+        dilation=rates[time],
+        left=left,
+        length=length,
+        padding=fill,
+    )
 
 
 # Convolutions, layers and operations
 
 
-_SEPARABLE = keras.layers.SeparableConv1D, keras.layers.SeparableConv2D, nn_ops.SeparableConv
+def _conv(x, kernel, **options):
+    """Returns a convolution, group by group: `ops.conv` takes no symbolic tensors with several."""
+    groups = x.shape[-1] // kernel.shape[-2]
+    pairs = zip(ops.split(x, groups, -1), ops.split(kernel, groups, -1), strict=True)
+    return ops.concatenate([ops.conv(*pair, **options) for pair in pairs], -1)
+
+
 _DEPTHWISE = keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, nn_ops.DepthwiseConv
-_CONVOLUTIONS = keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, nn_ops.Conv
+_SEPARABLE = keras.layers.SeparableConv1D, keras.layers.SeparableConv2D, nn_ops.SeparableConv
 
 
 def _kernels(call):
@@ -418,59 +429,30 @@ def _kernels(call):
     return (operation.kernel,)
 
 
-def _flat(kernel, signal, dtype):
-    """Returns a kernel (taps, input, output), with the taps of all axes, those of time first."""
-    kernel = ops.moveaxis(ops.cast(kernel, dtype), signal.axis - 1, 0)
-    return ops.reshape(kernel, (-1, *kernel.shape[-2:]))
-
-
-def _finished(operation, y):
-    """Returns the output of a convolution with its bias and activation."""
-    if not isinstance(operation, keras.Layer):
-        return y
-    if operation.use_bias:
+def _convolved(call, function, x, **options):
+    """Returns a convolution of x without padding, with its kernels, bias and activation."""
+    operation, is_layer = call.operation, isinstance(call.operation, keras.Layer)
+    x = ops.cast(x, operation.compute_dtype) if is_layer else x
+    kernels = [ops.cast(kernel, x.dtype) for kernel in _kernels(call)]
+    y = function(x, *kernels, padding="valid", **options)
+    if is_layer and operation.use_bias:
         y = y + ops.cast(operation.bias, y.dtype)
-    return operation.activation(y)
+    return operation.activation(y) if is_layer else y
 
 
-def _product(patches, kernel):
-    """Returns the convolution of patches (batch, samples, ..., taps, channels)."""
-    taps, width, filters = kernel.shape
-    groups = patches.shape[-1] // width
-    outer = (-1, *ops.shape(patches)[1:2], *patches.shape[2:-2])
-    if groups == 1:
-        rows = ops.reshape(patches, (*outer, taps * width))
-        return ops.matmul(rows, ops.reshape(kernel, (taps * width, filters)))
-    grouped = ops.reshape(patches, (*outer, taps, groups, width))
-    kernel = ops.reshape(kernel, (taps, width, groups, filters // groups))
-    axes = "xyz"[: len(outer) - 2]
-    y = ops.einsum(f"bn{axes}kgc,kcgf->bn{axes}gf", grouped, kernel)
-    return ops.reshape(y, (*outer, filters))
-
-
-def _depthwise(patches, kernel):
-    axes = "xyz"[: patches.ndim - 4]
-    y = ops.einsum(f"bn{axes}kc,kcm->bn{axes}cm", patches, kernel)
-    outer = (-1, *ops.shape(patches)[1:2], *patches.shape[2:-2])
-    return ops.reshape(y, (*outer, kernel.shape[1] * kernel.shape[2]))
-
-
-@_streams(*_CONVOLUTIONS, *_DEPTHWISE, *_SEPARABLE)
+@_streams(
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, nn_ops.Conv),
+    *(*_DEPTHWISE, *_SEPARABLE),
+)
 def _convolution(call, signal):
-    operation = call.operation
-    dtype = operation.compute_dtype if isinstance(operation, keras.Layer) else signal.dtype
-    sizes = _kernels(call)[0].shape[:-2]
+    kinds = (_DEPTHWISE, ops.depthwise_conv), (_SEPARABLE, ops.separable_conv)
+    function = next((f for kind, f in kinds if isinstance(call.operation, kind)), _conv)
+    sizes = tuple(_kernels(call)[0].shape[:-2])
 
-    def function(windows, axes):
-        patches = _patches(windows, axes)
-        kernel, *pointwise = [_flat(kernel, signal, dtype) for kernel in _kernels(call)]
-        is_depthwise = isinstance(operation, (*_DEPTHWISE, *_SEPARABLE))
-        y = (_depthwise if is_depthwise else _product)(patches, kernel)
-        for kernel in pointwise:
-            y = ops.matmul(y, kernel[0])
-        return _finished(operation, y)
+    def of_windows(x, strides, rates):
+        return _convolved(call, function, x, strides=strides, dilation_rate=rates)
 
-    return _window(call, signal, sizes, function, dtype=dtype)
+    return _window(call, signal, sizes, of_windows)
 
 
 def _transposed_size(size, taps, stride, dilation, padding, extra):
@@ -488,46 +470,54 @@ def _transposed_size(size, taps, stride, dilation, padding, extra):
     return span - 1 - left, size
 
 
-def _sources(size, taps, stride, dilation, padding, extra):
-    """Returns the places (outputs, taps) that a transposed convolution reads on an axis."""
-    crop, outputs = _transposed_size(size, taps, stride, dilation, padding, extra)
-    at = np.arange(outputs)[:, None] + crop - dilation * np.arange(taps)
-    is_place = (at % stride == 0) & (at >= 0) & (at < size * stride)
-    return np.where(is_place, at // stride, size)
-
-
 @_streams(
     *(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose),
     nn_ops.ConvTranspose,
 )
 def _transposed_conv(call, signal):
-    operation, (kernel,) = call.operation, _kernels(call)
-    dtype = operation.compute_dtype if isinstance(operation, keras.Layer) else signal.dtype
+    """A convolution, with the taps in reverse, of samples with zeros between them."""
+    operation, (kernel,), time = call.operation, _kernels(call), signal.axis - 1
     rank = len(kernel.shape) - 2
     _check_axes(call, signal, rank)
-    extra = [None] if operation.output_padding is None else operation.output_padding
-    numbers = list(kernel.shape[:-2]), operation.strides, operation.dilation_rate, extra
-    taps, strides, dilations, extras = (_sizes(n, signal) for n in numbers)
-    padding = operation.padding.lower()
-    options = [
-        (*each, padding, extra)
-        for *each, extra in zip(taps, strides, dilations, extras, strict=True)
-    ]
-    crop, length = _transposed_size(signal.length, *options[0])
-    axes = [_sources(n, *each) for n, each in zip(signal.shape[:-1], options[1:], strict=True)]
+    extras = [None] if operation.output_padding is None else operation.output_padding
+    numbers = list(kernel.shape[:-2]), operation.strides, operation.dilation_rate, extras
+    taps, strides, rates, extras = (_sizes(n, rank) for n in numbers)
+    shape = [*signal.shape[:time], signal.length, *signal.shape[time:-1]]
+    places = []
+    for axis, (size, *options, extra) in enumerate(
+        zip(shape, taps, strides, rates, extras, strict=True)
+    ):
+        crop, outputs = _transposed_size(size, *options, operation.padding.lower(), extra)
+        reach = (taps[axis] - 1) * rates[axis]
+        if axis == time:
+            length, left = outputs, reach - crop
+            places.append(None)
+        else:
+            at = np.arange(outputs + reach) + crop - reach
+            is_place = (at % strides[axis] == 0) & (at >= 0) & (at < size * strides[axis])
+            places.append(np.where(is_place, at // strides[axis], size))
+    others = (*rates[:time], 1, *rates[time + 1 :])
 
-    def function(windows):
-        (kernel,) = _kernels(call)
-        kernel = ops.swapaxes(ops.flip(kernel, axis=signal.axis - 1), -1, -2)
-        y = _product(_patches(windows, axes), _flat(kernel, signal, dtype))
-        return _finished(operation, y)
+    def function(x, kernel, **options):
+        kernel = ops.swapaxes(ops.flip(kernel, axis=tuple(range(rank))), -1, -2)
+        return ops.conv(x, kernel, **options)
 
-    spread = _repeated(call, signal, strides[0], zeros=True)
-    left = (taps[0] - 1) * dilations[0] - crop
+    def of_window(x):
+        for axis, at in enumerate(places, 1):
+            if at is not None:
+                x = ops.take(ops.pad(x, [(0, int(i == axis)) for i in range(rank + 2)]), at, axis)
+        return _convolved(call, function, x, dilation_rate=others)
+
+    spread = _repeated(call, signal, strides[time], zeros=True)
     window = Window(
-        call, spread.outputs[0], function, dtype=dtype, taps=taps[0], dilation=dilations[0],
-        left=left, length=length,
-    )  # fmt: skip
+        call,
+        spread.outputs[0],
+        _of_windows(signal, of_window, output_of(call, signal).shape),
+        taps=taps[time],
+        dilation=rates[time],
+        left=left,
+        length=length,
+    )
     return Chain([spread, window])
 
 
@@ -545,20 +535,19 @@ _AVERAGES = (
     *(nn_ops.MaxPool, *_AVERAGES),
 )
 def _pooling(call, signal):
-    operation, rank = call.operation, len(signal.shape)
-    sizes = keras.tree.flatten(operation.pool_size)
-    sizes = sizes * rank if len(sizes) == 1 else sizes
+    operation = call.operation
+    sizes = _sizes(operation.pool_size, len(signal.shape))
 
-    def mean(windows, axes):
-        total = ops.sum(_patches(windows, axes), axis=-2)
+    def largest(x, strides, rates):
+        return ops.max_pool(x, sizes, strides)
+
+    def mean(x, strides, rates):
+        total = ops.average_pool(x, sizes, strides)
         return total[..., :-1] / total[..., -1:]
 
-    def largest(windows, axes):
-        return ops.max(_patches(windows, axes, -math.inf), axis=-2)
-
     if not isinstance(operation, _AVERAGES):
-        padding = 0.0 if operation.padding.lower() == "valid" else -math.inf
-        return _window(call, signal, sizes, largest, padding=padding)
+        fill = 0.0 if operation.padding.lower() == "valid" else -math.inf
+        return _window(call, signal, sizes, largest, fill)
     # Ones as another channel count the samples that are no padding.
     *others, channels = signal.shape
     counted = dataclasses.replace(signal, shape=(*others, channels + 1))
@@ -567,13 +556,6 @@ def _pooling(call, signal):
 
 
 # Changes of the time axis
-
-
-def _resized(call, signal):
-    """Returns the output of a call at the steps of a signal, with its time axis."""
-    shape = list(call.specs[0].shape[1:])
-    del shape[signal.axis - 1]
-    return dataclasses.replace(signal, shape=tuple(shape))
 
 
 def _repeated(call, signal, size, zeros=False):
@@ -593,16 +575,6 @@ def _repeat(call, signal):
     return _repeated(call, signal, int(operation.repeats))
 
 
-def _only(windows):
-    return windows[:, :, 0]
-
-
-def _of_layout(signal, function, axis=None):
-    """Returns a function of samples, of a function of the tensor in the model."""
-    axis = signal.axis if axis is None else axis
-    return lambda x: from_axis(function(to_axis(x, signal.axis)), axis)
-
-
 @_streams(numpy_ops.Pad)
 def _pad(call, signal):
     operation = call.operation
@@ -616,16 +588,9 @@ def _pad(call, signal):
     others = [*widths[: signal.axis], (0, 0), *widths[signal.axis + 1 :]]
     is_constant = operation.mode == "constant"
     options = {"constant_values": value} if is_constant else {"mode": operation.mode}
-    of_sample = _of_layout(signal, lambda x: ops.pad(x, others, **options))
-    is_wider = any(map(any, others))
-    return Window(
-        call,
-        signal,
-        lambda w: of_sample(_only(w)) if is_wider else _only(w),
-        left=left,
-        length=length,
-        padding=value,
-    )
+    shape = output_of(call, signal).shape
+    function = _of_windows(signal, lambda x: ops.pad(x, others, **options), shape)
+    return Window(call, signal, function, left=left, length=length, padding=value)
 
 
 def _concatenate(call, signals):
@@ -647,44 +612,22 @@ def _concatenate(call, signals):
             "it starts the sequence with several numbers. Start it with zeros, as "
             "keras.layers.ZeroPadding1D((n, 0)) does."
         )
-    return Window(call, signal, _only, left=left, length=length, padding=float(numbers[0]))
-
-
-@_streams(numpy_ops.Transpose, numpy_ops.Swapaxes, numpy_ops.Moveaxis)
-def _transpose(call, signal):
-    rank = 2 + len(signal.shape)
-    probe = np.empty(range(2, 2 + rank))  # each axis has a size of its own
-    moved = call.operation(ops.convert_to_tensor(probe))
-    if moved.shape[0] != 2:
-        raise call.refusal("it moves the axis of the batch.")
-    axis = tuple(moved.shape).index(2 + signal.axis)
-
-    def function(x):
-        (y,) = call.of_model([x])
-        return y
-
-    output = _resized(call, dataclasses.replace(signal, axis=axis))
-    return Each(signal, _of_layout(signal, function, axis), output)
+    options = {"left": left, "length": length, "padding": float(numbers[0])}
+    return Window(call, signal, lambda windows: windows[:, :, 0], **options)
 
 
 @_streams(keras.layers.Reshape, numpy_ops.Reshape)
 def _reshape(call, signal):
-    before, after = call.tensors[0].shape, call.specs[0].shape
+    after = call.specs[0].shape
     outer, inner = math.prod(signal.shape[: signal.axis - 1]), signal.shape[signal.axis - 1 :]
     for axis in range(1, len(after)):
         sizes = after[1:axis], after[axis + 1 :]
         if None in (*sizes[0], *sizes[1]) or math.prod(sizes[0]) != outer:
             continue
         ratio = Fraction(math.prod(sizes[1]), math.prod(inner))
-        steps = before[signal.axis]
-        if after[axis] is not None and steps is not None and after[axis] * ratio != steps:
-            continue
-        if (after[axis] is None) != (steps is None) or 1 not in (
-            ratio.numerator,
-            ratio.denominator,
-        ):
-            continue
-        return _of_ratio(call, signal, axis, ratio)
+        steps = None if after[axis] is None else after[axis] * ratio
+        if steps == call.tensors[0].shape[signal.axis] and 1 in ratio.as_integer_ratio():
+            return _of_ratio(call, signal, axis, ratio)
     raise call.refusal(
         "it mixes the time axis with other axes. Reshape each step separately: "
         f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
@@ -693,7 +636,7 @@ def _reshape(call, signal):
 
 def _of_ratio(call, signal, axis, ratio):
     """Returns a reshape that makes one step of `ratio` steps."""
-    output = _resized(call, dataclasses.replace(signal, axis=axis))
+    output = output_of(call, signal, axis=axis)
     if ratio < 1:
         size, outer = ratio.denominator, signal.shape[: signal.axis - 1]
 
@@ -713,7 +656,7 @@ def _of_ratio(call, signal, axis, ratio):
     if ratio == 1:
         return Each(signal, lambda x: function(x[:, :, None]), output)
     length = None if signal.length is None else signal.length // int(ratio)
-    options = {"taps": int(ratio), "stride": int(ratio), "length": length, "axis": axis}
+    options = {"taps": int(ratio), "stride": int(ratio), "length": length, "like": output}
     return Window(call, signal, function, **options)
 
 
@@ -725,24 +668,25 @@ def _spectrogram(call, signal):
     layer = call.operation
     if layer.padding != "valid":
         raise call.refusal('it pads at both ends. Use padding="valid".')
-    taps, stride = layer.frame_length, layer._frame_step
+    shape = output_of(call, signal).shape
+    function = _of_windows(signal, lambda x: call.of_model([x])[0], shape)
+    return _frames_of(call, signal, layer.frame_length, layer._frame_step, function)
+
+
+def _frames_of(call, signal, taps, stride, function):
+    """Returns the part of a function of windows of `taps` samples."""
     _, length = windowed_length(signal.length, taps, stride, "valid")
-
-    def function(windows):
-        samples = ops.shape(windows)[1]
-        (y,) = call.of_model([ops.reshape(windows, (-1, taps, *signal.shape))])
-        return ops.reshape(y, (-1, samples, *call.specs[0].shape[2:]))
-
     return Window(call, signal, function, taps=taps, stride=stride, length=length)
 
 
-def _transforms(operation, dtype):
-    """Returns the matrices (fft_length, bins) of a Fourier transform of frames."""
+def _transform(operation, dtype):
+    """Returns the Fourier transform of frames (..., fft_length), by products with matrices."""
     size = operation.fft_length
     of_units = ops.stft(
         ops.eye(size, dtype=dtype), operation.sequence_length, size, size, operation.window, False
     )
-    return [ops.convert_to_numpy(part)[:, 0] for part in of_units]
+    matrices = [ops.convert_to_numpy(part)[:, 0] for part in of_units]
+    return lambda frames: [ops.matmul(frames, ops.convert_to_tensor(m, dtype)) for m in matrices]
 
 
 def _centered_frames(call, signal, function, shape, axis):
@@ -759,7 +703,7 @@ def _centered_frames(call, signal, function, shape, axis):
         stride=stride,
         left=pad,
         length=length,
-        sample=(*signal.shape, max(2 * pad + 1, size)),
+        like=dataclasses.replace(signal, shape=(*signal.shape, max(2 * pad + 1, size))),
     )
     mirrored = Frames(frames.outputs[0], pad, stride, size)
     output = mirrored.outputs[0]
@@ -771,13 +715,9 @@ def _centered_frames(call, signal, function, shape, axis):
 def _stft(call, signal):
     if signal.axis != 1 + len(signal.shape):
         raise call.refusal("its time axis must be the last axis.")
-    matrices = _transforms(call.operation, signal.dtype)
-    shape = (*signal.shape, matrices[0].shape[1])
-
-    def function(frames):
-        return [ops.matmul(frames, ops.convert_to_tensor(m, signal.dtype)) for m in matrices]
-
-    return _centered_frames(call, signal, function, shape, signal.axis)
+    shape = (*signal.shape, call.operation.fft_length // 2 + 1)
+    transform = _transform(call.operation, signal.dtype)
+    return _centered_frames(call, signal, transform, shape, signal.axis)
 
 
 @_streams(keras.layers.MelSpectrogram)
@@ -788,20 +728,18 @@ def _mel_spectrogram(call, signal):
             "with power_to_db=True its decibels depend on the loudest step of the sequence. Use "
             "power_to_db=False, and a logarithm after it: 10 * ops.log10(ops.maximum(x, 1e-10))."
         )
-    real, imaginary = _transforms(layer, signal.dtype)
+    bins, transform = layer.fft_length // 2 + 1, _transform(layer, signal.dtype)
     mel = layer.linear_to_mel_weight_matrix(
-        layer.num_mel_bins, real.shape[1], layer.sampling_rate, layer.min_freq, layer.max_freq
+        layer.num_mel_bins, bins, layer.sampling_rate, layer.min_freq, layer.max_freq
     )
     mel = ops.convert_to_numpy(mel)
 
     def function(frames):
-        parts = [
-            ops.matmul(frames, ops.convert_to_tensor(m, frames.dtype)) for m in (real, imaginary)
-        ]
-        power = ops.square(parts[0]) + ops.square(parts[1])
+        real, imaginary = transform(frames)
+        power = ops.square(real) + ops.square(imaginary)
         if layer.mag_exp != 2.0:
             power = ops.power(power, layer.mag_exp / 2)
-        return [ops.matmul(power, ops.convert_to_tensor(mel, power.dtype))]
+        return ops.matmul(power, ops.convert_to_tensor(mel, power.dtype))
 
     return _centered_frames(call, signal, function, (layer.num_mel_bins,), 2)
 
@@ -811,10 +749,7 @@ def _frames(call, signal):
     if signal.axis != 1 + len(signal.shape):  # frames of another axis
         return Pointwise(call, [signal])
     taps, stride = call.operation.sequence_length, call.operation.sequence_stride
-    _, length = windowed_length(signal.length, taps, stride, "valid")
-    return Window(
-        call, signal, lambda w: ops.moveaxis(w, 2, -1), taps=taps, stride=stride, length=length
-    )
+    return _frames_of(call, signal, taps, stride, lambda w: ops.moveaxis(w, 2, -1))
 
 
 # Others
@@ -826,11 +761,6 @@ def _recurrent(call, signal):
         raise call.refusal("it reads the sequence from its end. Use go_backwards=False.")
     _check_axes(call, dataclasses.replace(signal, shape=signal.shape[:1]), 1)
     return Recurrent(call, signal)
-
-
-@_streams(keras.layers.Embedding)
-def _embedding(call, signal):
-    return Pointwise(call, [signal])
 
 
 @_streams(keras.layers.PReLU)
@@ -859,28 +789,27 @@ def _slice(call, signal):
     if key[places[0]] != slice(None) or places[0] != 0:
         raise call.refusal(f"it selects rows of a batch. Received: {key[0]}")
     axis = sum(not isinstance(k, int) for k in key[:place])
-    of_sample = _of_layout(signal, lambda x: x[tuple(key)], axis)
+    has_time = isinstance(time, slice)
+    like = output_of(call, signal, has_time=has_time, axis=axis if has_time else 1)
+    of_sample = _of_windows(signal, lambda x: x[tuple(key)], like.shape)
     if isinstance(time, int) and signal.in_window:
-        first = time % signal.length
-        part = Window(call, signal, lambda w: of_sample(_only(w)), left=-first, has_time=False)
+        part = Window(call, signal, of_sample, left=-(time % signal.length), like=like)
         part.keeps_windows = True
         return part
-    if isinstance(time, int) and time == -1:
-        return _last_steps(call, signal, lambda x: of_sample(x)[:, 0], 1, call.specs[0].shape[1:])
-    if not isinstance(time, slice):
+    is_last = has_time and not signal.in_window and time.stop is None
+    if is_last and (time.start or 0) < 0 and time.step in (None, 1):
+        return _last_steps(call, signal, axis, -time.start)
+    if time == -1:
+        return _last_steps(call, signal, None, 1)
+    if not has_time:
         raise call.refusal(
             f"it takes step {time} of the sequence. A stream supports only the last, x[:, -1]."
         )
     if time == slice(None):
-        output = _resized(call, dataclasses.replace(signal, axis=axis))
-        return Each(signal, of_sample, output)
+        return Pointwise(call, [signal])
     start, stop, stride = time.start or 0, time.stop, time.step or 1
     if signal.in_window and stride > 0:
         start, stop, stride = time.indices(signal.length)
-    elif start < 0 and stop is None and stride == 1:
-        shape = list(call.specs[0].shape[1:])
-        shape[axis - 1] = -start
-        return _last_steps(call, signal, lambda x: to_axis(of_sample(x), axis), -start, shape)
     is_early = stop is not None and stop >= 0 and stop != signal.length and not signal.in_window
     if start < 0 or stride < 1 or is_early:
         raise call.refusal(
@@ -888,27 +817,17 @@ def _slice(call, signal):
             f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
         )
     length = None if signal.length is None else len(range(signal.length)[time])
-    return Window(
-        call,
-        signal,
-        lambda w: of_sample(_only(w)),
-        left=-start,
-        stride=stride,
-        length=length,
-        axis=axis,
-    )
+    options = {"left": -start, "stride": stride, "length": length, "like": like}
+    return Window(call, signal, of_sample, **options)
 
 
-def _last_steps(call, signal, function, count, shape):
-    """Returns a function (batch, ...) of the last steps (batch, count, ...), a running value."""
-
-    def of_windows(windows):
-        samples = ops.shape(windows)[1]
-        y = function(ops.reshape(windows, (-1, count, *signal.shape)))
-        return ops.reshape(y, (-1, samples, *shape))
-
-    block = signal.block  # of which the last sample counts
-    options = {"taps": count, "stride": block, "left": count - block, "sample": shape}
-    part = Window(call, signal, of_windows, has_time=False, **options)
+def _last_steps(call, signal, axis, count):
+    """Returns the last steps, a running value, which has them on an axis, or `None` for one."""
+    shape, block = list(call.specs[0].shape[1:]), signal.block  # of which the last sample counts
+    if axis is not None:
+        shape[axis - 1] = count
+    function = _of_windows(signal, lambda x: call.of_model([x])[0], shape)
+    like = dataclasses.replace(signal, shape=tuple(shape), has_time=False, axis=1)
+    part = Window(call, signal, function, taps=count, stride=block, left=count - block, like=like)
     part.fewest = count
     return part

@@ -23,9 +23,10 @@ def compile_xla(
             recompiles for each shape.
     """
     if keras.backend.backend() == "tensorflow":
-        from keras_streams import runtime_tf
+        import tensorflow as tf
 
-        return runtime_tf.compiled(function, xla=not any_shape, any_shape=any_shape)
+        options = {"jit_compile": not any_shape, "reduce_retracing": any_shape}
+        return tf.function(function, autograph=False, **options)
     if keras.backend.backend() == "jax":
         return _compile_jax(function, [*variables, *updated], updated)
     return function
@@ -46,5 +47,27 @@ def _compile_jax(function, variables, updated):
         for variable, value in zip(updated, values, strict=True):
             variable.assign(value)
         return result
+
+    return call
+
+
+def compile_flat(function: Callable) -> Callable:
+    """Compiles a function of TensorFlow's tensors that returns a list, with low call overhead.
+
+    It skips the most expensive parts of calling a `tf.function`: structures, and its gradient.
+    """
+    import tensorflow as tf
+
+    graphs = compile_xla(function, [])
+    traced: dict[tuple, tuple] = {}
+
+    def call(*arguments):
+        arguments = [tf.convert_to_tensor(argument) for argument in arguments]
+        key = tuple((argument.dtype, argument.shape) for argument in arguments)
+        if key not in traced:
+            concrete = graphs.get_concrete_function(*arguments)
+            traced[key] = concrete.inference_fn, concrete.captured_inputs
+        inference, captured = traced[key]
+        return inference.call_flat(*arguments, *captured)
 
     return call

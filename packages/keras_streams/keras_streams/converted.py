@@ -1,8 +1,13 @@
-"""Exports one step of a model as an ONNX file."""
+"""One step of a model as a LiteRT or ONNX file, written by TensorFlow's converters.
+
+`Model.export` would write `call`, and for LiteRT allow operations that need TensorFlow at runtime.
+"""
+
+import tempfile
 
 import keras
 
-from keras_streams.endpoints import Endpoint
+from keras_streams.endpoints import Endpoint, write_archive
 
 if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf
@@ -10,9 +15,23 @@ if keras.backend.backend() == "tensorflow":  # `export` rejects the other backen
 _OPSET = 18  # from 2022, for compatibility with older runtimes
 
 
+def to_litert(endpoint: Endpoint, quantization: str | None) -> bytes:
+    """Returns an endpoint as the content of a LiteRT file."""
+    if not hasattr(tf, "lite"):
+        raise ImportError(
+            f"TensorFlow {tf.__version__} has no LiteRT converter: pip install tensorflow==2.21.*"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        write_archive([endpoint], folder, rows=1)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["step"])
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if quantization is not None:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        return converter.convert()
+
+
 def to_onnx(endpoint: Endpoint) -> bytes:
     """Returns an endpoint as the content of an ONNX file."""
-    # `Model.export(format="onnx")` would export `call`.
     try:
         import onnx
         import tf2onnx
