@@ -41,8 +41,14 @@ class _Tail:
         return self.tensor.shape[3 - self.axis]
 
     def pair(self, time, frequency):
-        """Returns two values in the order of the axes."""
+        """Returns two values in the order of the axes, of an image; else that of time."""
+        if not self.is_image:
+            return time
         return (time, frequency) if self.axis == 1 else (frequency, time)
+
+    def layer(self, name):
+        """Returns the class of a layer for a sequence or an image."""
+        return getattr(layers, f"{name}{2 if self.is_image else 1}D")
 
     def then(self, layer, factor=1):
         return _Tail(layer(self.tensor), self.period * factor, self.axis)
@@ -103,27 +109,31 @@ def _activation(draw):
     return draw(st.sampled_from(ACTIVATIONS))
 
 
-def _windows(draw, tail, paddings=("causal", "valid", "same")):
-    """Draws options of convolutions that fit the periods, and the factor of the period."""
-    padding = draw(st.sampled_from(paddings))
-    size = draw(st.integers(1, min(4, tail.length)))
-    stride = draw(st.sampled_from([1, 1, 1, 2, 3]))
+def _windows(draw, tail, *paddings):
+    """Draws the size of windows, options that fit the periods, and the factor of the period."""
+    size, stride = draw(st.integers(1, min(4, tail.length))), draw(st.sampled_from([1, 1, 1, 2, 3]))
     block = 1 if tail.period >= 1 else int(1 / tail.period)
     if block % stride and stride % block:
         stride = 1
-    return {"padding": padding, "strides": stride}, size, stride
+    frequency = 1, 1
+    if tail.is_image:
+        frequency = draw(st.integers(1, min(3, tail.frequencies))), draw(st.sampled_from([1, 1, 2]))
+    padding = draw(st.sampled_from(["valid", "same", *paddings]))
+    options = {"padding": padding, "strides": tail.pair(stride, frequency[1])}
+    return tail.pair(size, frequency[0]), options, stride
 
 
 def _conv(draw, tail, tails):
-    options, size, stride = _windows(draw, tail)
-    dilation = draw(st.sampled_from([1, 2, 3])) if stride == 1 else 1
+    size, options, stride = _windows(draw, tail, *([] if tail.is_image else ["causal"]))
     groups = draw(st.sampled_from([g for g in (1, 2, 4) if tail.channels % g == 0]))
-    if (size - 1) * dilation >= tail.length:
-        return None
-    layer = layers.Conv1D(
+    if options["strides"] in (1, (1, 1)):
+        dilation = draw(st.integers(1, 3))
+        if (np.ravel(size)[tail.axis - 1] - 1) * dilation >= tail.length:
+            return None
+        options["dilation_rate"] = tail.pair(dilation, 1)
+    layer = tail.layer("Conv")(
         groups * draw(st.integers(1, 3)),
         size,
-        dilation_rate=dilation,
         groups=groups,
         use_bias=draw(st.booleans()),
         activation=_activation(draw),
@@ -133,31 +143,32 @@ def _conv(draw, tail, tails):
 
 
 def _depthwise(draw, tail, tails):
-    options, size, stride = _windows(draw, tail, ("valid", "same"))
+    size, options, stride = _windows(draw, tail)
+    if len({*np.ravel(options["strides"])}) > 1:  # TensorFlow has no others
+        return None
+    if draw(st.booleans()):
+        return tail.then(
+            tail.layer("SeparableConv")(draw(st.integers(1, 4)), size, **options), stride
+        )
     multiplier = draw(st.integers(1, 2)) if tail.channels < 5 else 1
-    layer = layers.DepthwiseConv1D(
-        size, depth_multiplier=multiplier, activation=_activation(draw), **options
-    )
-    return tail.then(layer, stride)
-
-
-def _separable(draw, tail, tails):
-    options, size, stride = _windows(draw, tail, ("valid", "same"))
-    layer = layers.SeparableConv1D(draw(st.integers(1, 4)), size, **options)
-    return tail.then(layer, stride)
+    options |= {"depth_multiplier": multiplier, "activation": _activation(draw)}
+    return tail.then(tail.layer("DepthwiseConv")(size, **options), stride)
 
 
 def _pooling(draw, tail, tails):
-    options, size, stride = _windows(draw, tail, ("valid", "same"))
-    kind = draw(st.sampled_from([layers.MaxPooling1D, layers.AveragePooling1D]))
-    return tail.then(kind(size, **options), stride)
+    size, options, stride = _windows(draw, tail)
+    kind = draw(st.sampled_from(["MaxPooling", "AveragePooling"]))
+    return tail.then(tail.layer(kind)(size, **options), stride)
 
 
 def _transposed(draw, tail, tails):
-    size, stride = draw(st.integers(1, 4)), _size(draw, tail)
-    padding = draw(st.sampled_from(["valid", "same"]))
-    layer = layers.Conv1DTranspose(
-        draw(st.integers(1, 3)), size, strides=stride, padding=padding, activation=_activation(draw)
+    stride = _size(draw, tail)
+    layer = getattr(layers, f"{tail.layer('Conv').__name__}Transpose")(
+        draw(st.integers(1, 3)),
+        tail.pair(draw(st.integers(1, 4)), draw(st.integers(1, 3))),
+        strides=tail.pair(stride, draw(st.integers(1, 2))),
+        padding=draw(st.sampled_from(["valid", "same"])),
+        activation=_activation(draw),
     )
     return tail.then(layer, Fraction(1, stride))
 
@@ -171,15 +182,18 @@ def _size(draw, tail):
 
 def _up_sampling(draw, tail, tails):
     size = _size(draw, tail)
-    return tail.then(layers.UpSampling1D(size), Fraction(1, size))
+    return tail.then(tail.layer("UpSampling")(tail.pair(size, 2)), Fraction(1, size))
 
 
 def _padding(draw, tail, tails):
     """Nothing is cropped from the end, which a stream does not have."""
-    left = draw(st.integers(0, 3))
+    pair = st.tuples(st.integers(0, 3), st.integers(0, 2))
+    time, frequency = draw(pair), draw(pair)
     if draw(st.booleans()):
-        return None if tail.length < 10 else tail.then(layers.Cropping1D((left, 0)))
-    return tail.then(layers.ZeroPadding1D((left, draw(st.integers(0, 3)))))
+        return tail.then(tail.layer("ZeroPadding")(tail.pair(time, frequency)))
+    if tail.length < 10 or (tail.is_image and tail.frequencies <= sum(frequency)):
+        return None
+    return tail.then(tail.layer("Cropping")(tail.pair((time[0], 0), frequency)))
 
 
 def _slice(draw, tail, tails):
@@ -281,69 +295,6 @@ def _to_sequence(draw, tail, tails):
     return tail.then(layers.Reshape((-1, tail.frequencies * tail.channels)))
 
 
-def _image_windows(draw, tail):
-    """Draws options of layers of an image, and the factor of the period."""
-    options, size, stride = _windows(draw, tail, ("valid", "same"))
-    of_frequency = draw(st.integers(1, min(3, tail.frequencies)))
-    options["strides"] = tail.pair(stride, draw(st.sampled_from([1, 1, 2])))
-    return tail.pair(size, of_frequency), options, stride
-
-
-def _image_conv(draw, tail, tails):
-    sizes, options, stride = _image_windows(draw, tail)
-    groups = draw(st.sampled_from([g for g in (1, 2) if tail.channels % g == 0]))
-    if options["strides"] == (1, 1):
-        dilation = tail.pair(draw(st.integers(1, 2)), 1)
-        spans = [(size - 1) * rate for size, rate in zip(sizes, dilation, strict=True)]
-        if spans[tail.axis - 1] < tail.length:
-            options["dilation_rate"] = dilation
-    layer = layers.Conv2D(
-        groups * draw(st.integers(1, 2)),
-        sizes,
-        groups=groups,
-        activation=_activation(draw),
-        **options,
-    )
-    return tail.then(layer, stride)
-
-
-def _image_depthwise(draw, tail, tails):
-    sizes, options, stride = _image_windows(draw, tail)
-    if len({*options["strides"]}) > 1:  # TensorFlow has no others
-        return None
-    if draw(st.booleans()):
-        return tail.then(layers.SeparableConv2D(2, sizes, **options), stride)
-    return tail.then(layers.DepthwiseConv2D(sizes, **options), stride)
-
-
-def _image_pooling(draw, tail, tails):
-    sizes, options, stride = _image_windows(draw, tail)
-    kind = draw(st.sampled_from([layers.MaxPooling2D, layers.AveragePooling2D]))
-    return tail.then(kind(sizes, **options), stride)
-
-
-def _image_transposed(draw, tail, tails):
-    sizes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    strides = _size(draw, tail), draw(st.integers(1, 2))
-    layer = layers.Conv2DTranspose(
-        2, tail.pair(*sizes), tail.pair(*strides), padding=draw(st.sampled_from(["valid", "same"]))
-    )
-    return tail.then(layer, Fraction(1, strides[0]))
-
-
-def _image_padding(draw, tail, tails):
-    pair = st.tuples(st.integers(0, 2), st.integers(0, 2))
-    time, frequency, kind = draw(pair), draw(pair), draw(st.integers(0, 2))
-    if kind == 0:
-        return tail.then(layers.ZeroPadding2D(tail.pair(time, frequency)))
-    if kind == 1:
-        size = _size(draw, tail)
-        return tail.then(layers.UpSampling2D(tail.pair(size, 2)), Fraction(1, size))
-    if tail.length < 10 or tail.frequencies <= sum(frequency):
-        return None
-    return tail.then(layers.Cropping2D(tail.pair((time[0], 0), frequency)))
-
-
 def _image_step(draw, tail, tails):
     kind, axis = draw(st.integers(0, 3)), 3 - tail.axis
     if kind == 0:
@@ -356,14 +307,14 @@ def _image_step(draw, tail, tails):
 
 
 _GROWERS = [
-    _conv, _conv, _depthwise, _separable, _pooling, _transposed, _up_sampling, _padding, _slice,
+    _conv, _conv, _depthwise, _depthwise, _pooling, _transposed, _up_sampling, _padding, _slice,
     _recurrent, _at_each_step, _at_each_step, _merge, _merge, _nested, _shared, _to_image,
     _to_image, _to_image,
 ]  # fmt: skip
 
 _IMAGE_GROWERS = [
-    _image_conv, _image_conv, _image_depthwise, _image_pooling, _image_transposed, _image_padding,
-    _image_step, _swap, _to_sequence,
+    _conv, _conv, _depthwise, _pooling, _transposed, _up_sampling, _padding, _image_step, _swap,
+    _to_sequence,
 ]  # fmt: skip
 
 _IMAGE_ENDINGS = [

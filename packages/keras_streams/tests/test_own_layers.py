@@ -145,6 +145,7 @@ SHIFTS = {
     "zeros of the first steps": lambda x: ops.concatenate(
         [ops.zeros_like(x[:, :2]), x[:, :-2]], axis=1
     ),
+    "minus ones": lambda x: ops.concatenate([ops.zeros_like(x[:, :1]) - 1.0, x[:, :-1]], axis=1),
     "the first of all zeros": lambda x: ops.concatenate([ops.zeros_like(x)[:, :1], x[:, :-1]], 1),
     "ones of the batch's size": lambda x: ops.concatenate(
         [ops.ones((ops.shape(x)[0], 3, x.shape[-1])), x[:, :-3]], axis=1

@@ -120,8 +120,8 @@ def test_a_model_whose_outputs_are_never_finite_needs_an_example():
         to_stream(net)
     x = -60 - np.random.default_rng(0).random((1, 40, 3))
     assert to_stream(net, example=x).proof.difference < 1e-5
-    for wrong in (x[..., :2], x[0], x[:0]):
-        with pytest.raises(ValueError, match=r"`example` must have the shape \(None, None, 3\)"):
+    for wrong in (x[..., :2], x[0]):
+        with pytest.raises(ValueError, match=r"`example` must have shape \(None, None, 3\)"):
             to_stream(net, example=wrong)
 
 

@@ -1,7 +1,6 @@
 """Spectrograms and frames as streams, with the hop as their rate."""
 
 import keras
-import numpy as np
 import pytest
 from keras import layers, ops
 from random_graphs import noise
@@ -17,10 +16,8 @@ def test_a_spectrogram(mode):
     sound = keras.Input((None, 1))
     frames = layers.STFTSpectrogram(mode, frame_length=16, frame_step=4, fft_length=16)(sound)
     model = keras.Model(sound, layers.GRU(3, return_sequences=True)(frames))
-    stream, x = to_stream(model), noise(1, 40, 1)
+    stream = check_equal(model, [noise(1, 40, 1)])
     assert (stream.delay, stream.rate) == (15, 4)
-    found, _ = stream.prefill(x)
-    np.testing.assert_allclose(found[:, 15::4], model(x), atol=1e-5)
 
 
 def test_frames_of_samples_without_channels():
@@ -28,10 +25,8 @@ def test_frames_of_samples_without_channels():
     frames = ops.extract_sequences(sound, 8, 4)
     real, imaginary = ops.rfft(frames)
     model = keras.Model(sound, layers.Dense(2)(ops.sqrt(real**2 + imaginary**2 + 1e-3)))
-    stream, x = to_stream(model), noise(2, 24)
+    stream = check_equal(model, [noise(2, 24)])
     assert (stream.delay, stream.rate) == (7, 4)
-    found, _ = stream.prefill(x)
-    np.testing.assert_allclose(found[:, 7::4], model(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(

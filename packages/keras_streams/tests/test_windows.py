@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from random_graphs import noise
+from streams import outputs_of
 
 from keras_streams import to_stream
 
@@ -17,8 +18,21 @@ def stack(*parts, length=WINDOW, shape=(3,)):
     return keras.Sequential([keras.Input((length, *shape)), *parts])
 
 
-def mean(x):
-    return layers.Dense(2)(ops.mean(layers.Conv1D(4, 3)(x), axis=1))
+def check_windows(model, steps, rate=1):
+    """Asserts that the stream's outputs are those of the model for each window alone."""
+    length = model.inputs[0].shape[1] or WINDOW
+    stream, x = to_stream(model, window=length), noise(2, steps, *model.inputs[0].shape[2:])
+    assert all(n == length - 1 for n in keras.tree.flatten(stream.delay))
+    assert all(n == rate for n in keras.tree.flatten(stream.rate))
+    found, (whole, _) = outputs_of(stream, [x]), stream.prefill(x)
+    for y, of_block in zip(found, keras.tree.flatten(whole), strict=True):
+        np.testing.assert_allclose(of_block, y, atol=1e-5)
+    for t in range(steps):
+        window = x[:, max(t + 1 - length, 0) : t + 1]
+        due = t >= length - 1 and (t + 1 - length) % rate == 0
+        expected = keras.tree.flatten(model(window)) if due else [np.nan] * len(found)
+        for y, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(y[:, t], wanted, rtol=1e-4, atol=1e-5)
 
 
 CASES = {
@@ -47,30 +61,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_each_output_is_that_of_the_last_steps(name):
     model, rate = CASES[name]
-    stream = to_stream(model, window=WINDOW)
-    assert (stream.delay, stream.rate) == (WINDOW - 1, rate)
-    x, cache = noise(2, 3 * WINDOW, *model.input_shape[2:]), stream.initial_cache(2)
-    whole, _ = stream.prefill(x)
-    for t in range(WINDOW + 8):
-        y, cache = stream.step(x[:, t], cache)
-        np.testing.assert_allclose(y, whole[:, t], atol=1e-5)
-        if t < WINDOW - 1 or (t + 1 - WINDOW) % rate:
-            assert np.all(np.isnan(y))
-        else:
-            np.testing.assert_allclose(y, model(x[:, t + 1 - WINDOW : t + 1]), atol=1e-5)
+    check_windows(model, WINDOW + 8, rate)
 
 
 @pytest.mark.parametrize("length", [1, 2, 13, 16, 20])
 def test_sums_and_extremes_of_windows_of_every_length(length):
     x = keras.Input((length, 3))
     y = [ops.sum(x, axis=1), ops.mean(x, axis=(1, 2)), ops.min(x, axis=1, keepdims=True)]
-    stream = to_stream(keras.Model(x, [*y, layers.GlobalMaxPooling1D()(x)]), window=length)
-    x = noise(2, 3 * length + 5, 3)
-    found, _ = stream.prefill(x)
-    for t in range(length - 1, 3 * length + 5):
-        expected = stream.model(x[:, t + 1 - length : t + 1])
-        for y, wanted in zip(found, expected, strict=True):
-            np.testing.assert_allclose(y[:, t], wanted, rtol=1e-5, atol=1e-6)
+    check_windows(keras.Model(x, [*y, layers.GlobalMaxPooling1D()(x)]), 2 * length + 5)
 
 
 def test_a_sum_of_a_window_does_not_drift():
@@ -94,23 +92,10 @@ def joining(x):
 
 def test_what_joins_steps_gets_each_window_as_a_whole():
     x = keras.Input((WINDOW, 3))
-    stream = to_stream(keras.Model(x, joining(x)), window=WINDOW)
-    x = noise(2, 2 * WINDOW, 3)
-    found, _ = stream.prefill(x)
-    for t in (WINDOW - 1, WINDOW + 7):
-        expected = stream.model(x[:, t + 1 - WINDOW : t + 1])
-        for y, wanted in zip(found, expected, strict=True):
-            np.testing.assert_allclose(y[:, t], wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_an_operation_that_joins_all_steps():
-    x = keras.Input((WINDOW, 3))
+    check_windows(keras.Model(x, joining(x)), WINDOW + 8)
     y = layers.Conv1D(4, 3)(x)
-    model = keras.Model(x, [ops.mean(y, axis=1), y[:, -1], ops.max(y[:, 2:], axis=(1, 2))])
-    stream, x = to_stream(model, window=WINDOW), noise(1, 2 * WINDOW, 3)
-    found, _ = stream.prefill(x)
-    for y, expected in zip(found, model(x[:, 5 : 5 + WINDOW]), strict=True):
-        np.testing.assert_allclose(y[:, 4 + WINDOW], expected, atol=1e-6)
+    ends = [ops.mean(y, axis=1), y[:, -1], ops.max(y[:, 2:], axis=(1, 2))]
+    check_windows(keras.Model(x, ends), WINDOW + 8)
 
 
 REFUSED = {
