@@ -52,12 +52,6 @@ def test_a_time_between_or_far_from_the_steps_is_named(freq, wrong, named):
         predicted(times)
 
 
-def test_repeated_times_are_named():
-    table = pd.DataFrame({"ds": [0, 1, 1, 2], "y": 1.0})
-    with pytest.raises(ValueError, match="two rows"):
-        Forecasts(2).fit(table)
-
-
 @pytest.mark.parametrize("value", ["tomorrow", 3.5, None])
 def test_what_is_no_time_is_named(value):
     with pytest.raises(ValueError, match="'t'"):
@@ -75,12 +69,21 @@ def test_columns_may_have_any_names():
         Forecasts(3).fit(table)
 
 
-@pytest.mark.parametrize("value", [np.inf, "many"])
-def test_what_is_no_number_is_named(value):
-    y = pd.Series(Y, dtype=object)
-    y[7] = value
-    with pytest.raises(ValueError, match="'y'"):
-        Forecasts(3).fit(pd.DataFrame({"ds": np.arange(N), "y": y}))
+@pytest.mark.parametrize(
+    ("column", "values", "named"),
+    [
+        ("y", [1.0, np.inf, 2, 3], "'y'"),
+        ("y", [1.0, "many", 2, 3], "'y'"),
+        ("ds", [0, 1, 1, 2], "two rows"),
+        ("unique_id", ["a", None, "a", "a"], "'unique_id'"),
+        ("unique_id", ["a", "b", "a", "a"], "'b'"),  # a series without values
+    ],
+)
+def test_tables_that_cannot_be_read_are_named(column, values, named):
+    table = pd.DataFrame({"unique_id": "a", "ds": range(4), "y": [1.0, np.nan, 2, 3]})
+    table[column] = values
+    with pytest.raises(ValueError, match=named):
+        Forecasts(2).fit(table)
 
 
 def test_missing_values_are_no_evidence():
@@ -112,10 +115,3 @@ def test_missing_rows_of_a_panel_are_filled_within_their_series():
     assert found["b"].times.equals(ds) and found["c"].times.equals(ds[1:-1])
     known = found["a"].future
     np.testing.assert_array_equal(found["b"].future, known[[0, 1, 1, 1, 4, 5]])
-
-
-def test_series_without_values_is_named():
-    table = pd.DataFrame({"unique_id": ["a", "b"] * 5, "ds": np.repeat(range(5), 2)})
-    table["y"] = np.where(table["unique_id"] == "b", np.nan, 1.0)
-    with pytest.raises(ValueError, match="'b'"):
-        Forecasts(2).fit(table)

@@ -107,11 +107,7 @@ class Ensemble(NamedTuple):
     last: Any = None
 
     def begin(self, y: np.ndarray, future: np.ndarray, past: np.ndarray) -> State:
-        """Returns the state after a history, with missing values NaN, and its covariates.
-
-        Raises:
-            ValueError: If the history is shorter than what the experts read.
-        """
+        """Returns the state after a history (time,), NaN where a value is missing."""
         if len(y) < self.length:
             raise ValueError(f"A series needs {self.length} values. Received: {len(y)}")
         filled, known = fill(y, self.season) / self.scale, ~np.isnan(y)

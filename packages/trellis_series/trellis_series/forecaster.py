@@ -259,8 +259,7 @@ class Forecaster(SequenceModel):
             valid: The validation part, used to choose the map's penalty. Defaults to none.
 
         Raises:
-            ValueError: If the model has normalize=False, a channel has no values, or there is no
-                window for the linear map.
+            ValueError: If a channel has no values, or there is no window for the linear map.
         """
         rows = arrays_of(train)
         super().adapt(rows)

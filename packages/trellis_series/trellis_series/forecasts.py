@@ -120,9 +120,6 @@ class Forecasts:
                 `pandas.Series` for a table of one series. Missing rows are added, and a warning
                 says how many; missing values are NaN.
 
-        Returns:
-            The object itself.
-
         Raises:
             ValueError: If the table is not as described.
         """
@@ -199,7 +196,7 @@ class Forecasts:
             `ours-hi-80` for each level.
 
         Raises:
-            ValueError: If the table is not as in `fit`, or covariates are missing.
+            ValueError: If covariates are missing.
         """
         levels = self.levels if levels is None else _levels(levels)
         models = dict(self._fitted())
@@ -282,9 +279,6 @@ class Forecasts:
         Args:
             df: Table of rows, as in `fit`. Those that were read before are ignored. A series that
                 was not fitted is fitted.
-
-        Returns:
-            The object itself.
         """
         for series in self._read(df):
             model = self.models.get(series.name)
@@ -332,7 +326,7 @@ class Forecasts:
             window, and the target.
 
         Raises:
-            ValueError: If the table is not as in `fit`, or no series is long enough.
+            ValueError: If no series is long enough.
         """
         step = self.horizon if step_size is None else step_size
         n_windows, step = check_positive(n_windows=n_windows, step_size=step)

@@ -91,11 +91,14 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
     about = read_json(path / _ABOUT, "forecasts of trellis_series")
     try:
         stacked = read_npz(path / _ARRAYS)
-        numbers, shapes = iter(stacked["numbers"].tolist()), iter(stacked["shapes"].tolist())
+        numbers = np.asarray(stacked["numbers"], "float64")
+        shapes, place = iter(stacked["shapes"].tolist()), 0
 
         def restored(like):
+            nonlocal place
             shape = tuple(itertools.islice(shapes, np.ndim(like)))
-            found = np.array(list(itertools.islice(numbers, math.prod(shape))), "float64")
+            found = numbers[place : place + math.prod(shape)]
+            place += len(found)
             return found.reshape(shape) if shape else type(like)(found.item())
 
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
@@ -109,7 +112,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
                 kernel.shape[1] != model.horizon for kernel in model.kernels
             ):
                 raise ValueError("its arrays do not fit together")
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path / _ARRAYS} is damaged: {error!r}") from error
     reach = {model.reach for model in models.values() if model.net_share}
     network = load_model(path / _NETWORK) if reach else None
