@@ -514,13 +514,12 @@ def test_wrong_data(make, arguments, message):
 def test_other_wrong_data():
     model = compiled(classifier())
     model.build((None, None, 1))
-    with pytest.raises(ValueError, match=r"1 channels.*\(4, 5, 3\)"):
-        model.evaluate(X, LABELS, verbose=0)
-    with pytest.raises(ValueError, match="axis -1.*value 1"):
-        model(X)
+    for call in (model, lambda x: model.evaluate(x, LABELS, verbose=0)):
+        with pytest.raises(ValueError, match="axis -1.*value 1"):
+            call(X)
     with pytest.raises(ValueError, match='quantization="int8"'):
         model.quantize("int8")
-    with pytest.raises(ValueError, match=r"`class_weight`.*Received: \['c'\]"):
+    with pytest.raises(ValueError, match="class_weight"):
         model.fit(X[..., :1], LABELS, class_weight={"c": 2}, verbose=0)
     with pytest.raises(ValueError, match="class_weight.* sample_weight="):
         compiled(classifier(per_step=True)).fit(X, X[..., 0], class_weight={0: 2.0}, verbose=0)

@@ -386,14 +386,8 @@ class SequenceModel(BackboneModel):
             self._check_data(*validation_data[:2])
         else:
             self._check_data(validation_data)
-        return super().fit(
-            x,
-            y,
-            *args,
-            validation_data=validation_data,
-            class_weight=class_weight,
-            **kwargs,
-        )
+        kwargs |= {"validation_data": validation_data, "class_weight": class_weight}
+        return super().fit(x, y, *args, **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
@@ -414,17 +408,11 @@ class SequenceModel(BackboneModel):
             self._check_targets(y)
 
     def _check_inputs(self, x):
-        if self.embedding is not None:
+        if self.embedding is None:
+            check_rank("x", x, "(batch, time, channels)")
+        else:
             check_rank("x", x, "(batch, time)")
             check_tokens(x, self.embedding.input_dim)
-            return
-        check_rank("x", x, "(batch, time, channels)")
-        channels = self.input_spec.axes[-1] if self.built else x.shape[-1]
-        if x.shape[-1] != channels:
-            raise ValueError(
-                f"{self.name} was built for inputs with {channels} channels. "
-                f"Received: x of shape {x.shape}"
-            )
 
     def _check_targets(self, y):
         raise NotImplementedError

@@ -184,7 +184,7 @@ def test_data_that_do_not_fit_are_named():
     x, y = examples()
     for inputs, targets, message in (
         (x, y[:, :2], "`y` must have shape"),
-        (x[..., :2], y, "channels"),
+        (x[..., :2], y, "axis -1"),
         (x, np.full_like(y, np.nan), "only NaN"),
     ):
         with pytest.raises(ValueError, match=message):
