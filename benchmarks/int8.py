@@ -15,6 +15,7 @@ import warnings
 from typing import Annotated
 
 import numpy as np
+import tensorflow as tf
 import typer
 
 from benchmarks.results import heading, machine, write, write_figures
@@ -73,8 +74,6 @@ class Stream:
     """A LiteRT file that reads a text, with its scores of each next token and its step times."""
 
     def __init__(self, path):
-        import tensorflow as tf
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecation of tf.lite.Interpreter
             self._interpreter = tf.lite.Interpreter(str(path))
