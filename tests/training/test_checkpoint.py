@@ -229,21 +229,16 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         checkpoint_module._collect(model, 1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
+def test_wrong_arguments(tmp_path):
+    stopping = keras.callbacks.EarlyStopping(restore_best_weights=True)
+    for wrong, named in (
         ({"seed": -1}, "seed=-1"),
         ({"save_minutes": 0}, "save_minutes"),
         ({"callbacks": [keras.callbacks.History()]}, "History"),
-        (
-            {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]},
-            "restore_best_weights",
-        ),
-    ],
-)
-def test_wrong_arguments(tmp_path, wrong, named):
-    with pytest.raises(ValueError, match=named):
-        Checkpoint(tmp_path / "never", **wrong)
+        ({"callbacks": [stopping]}, "restore_best_weights"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            Checkpoint(tmp_path / "never", **wrong)
     assert not (tmp_path / "never").exists()
 
 

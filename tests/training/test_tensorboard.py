@@ -37,14 +37,6 @@ def test_observation_changes_nothing(observed):
     assert_same_end(observed, whole, 2)
 
 
-def test_curves_for_training_and_validation(observed):
-    train, _ = read_events(observed / "tensorboard" / "train")
-    valid, _ = read_events(observed / "tensorboard" / "validation")
-    assert {"epoch_loss", "epoch_bpc", "epoch_learning_rate"} <= set(train)
-    assert {"epoch_loss", "epoch_bpc"} <= set(valid)
-    assert list(train["epoch_bpc"]) == list(valid["epoch_bpc"]) == [0, 1]
-
-
 def test_one_row_of_hyperparameters_for_a_run(observed):
     logs = EventAccumulator(str(observed / "tensorboard")).Reload()
     content = logs.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
@@ -56,11 +48,13 @@ def test_one_row_of_hyperparameters_for_a_run(observed):
     assert hparams["data_options"].string_value.startswith('{"path": ')
 
 
-def test_norms_texts_and_graph(observed):
+def test_curves_norms_texts_and_graph(observed):
     from tensorflow import make_ndarray
 
     logs = observed / "tensorboard"
-    values, texts = (read_events(logs / name)[0] for name in ("train", "samples"))
+    values, texts, valid = (read_events(logs / n)[0] for n in ("train", "samples", "validation"))
+    assert {"epoch_loss", "epoch_bpc", "epoch_learning_rate"} <= set(values)
+    assert list(values["epoch_bpc"]) == list(valid["epoch_bpc"]) == [0, 1]
     assert read_events(logs / "graph")[1]
     assert list(texts) == ["sample"] and list(texts["sample"]) == [0, 1]
     table = read_history(observed / "history.csv")

@@ -19,12 +19,9 @@ from keras_streams.protocol import at_least_float32
 from trellis_keras.layers.checks import is_integer
 from trellis_keras.types import Tensor
 
-_REPLACED_ARGUMENTS = {
-    "weight_decay": "`l2`, which is multiplied by the weight and added to the gradient",
-    "clipnorm": "`clip_norm`, the global norm over all gradients",
-    "clipvalue": "`clip_norm`, the global norm over all gradients",
-    "global_clipnorm": "`clip_norm`, the global norm over all gradients",
-}
+# Arguments of Keras by those that replace them.
+_REPLACED = {"weight_decay": "l2"}
+_REPLACED |= dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), "clip_norm")
 _NEVER = 2**31 - 1  # the largest step count that fits every backend's integer
 
 
@@ -32,11 +29,9 @@ class _ClippedL2Gradient(keras.optimizers.Optimizer):
     """Clips gradients, then adds L2. Mixed in before a Keras optimizer."""
 
     def __init__(self, *args, l2=0.0, clip_norm=None, **kwargs):
-        for name, replacement in _REPLACED_ARGUMENTS.items():
+        for name, other in _REPLACED.items():
             if kwargs.pop(name, None) is not None:
-                raise ValueError(
-                    f"{type(self).__name__} does not support `{name}`. Use {replacement}."
-                )
+                raise ValueError(f"{type(self).__name__} does not support `{name}`: use `{other}`.")
         if not l2 >= 0:
             raise ValueError(f"`l2` must be >= 0. Received: l2={l2}")
         if clip_norm is not None and not clip_norm > 0:
@@ -77,7 +72,7 @@ class _ClippedL2Gradient(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict:
         config = super().get_config()
-        for name in _REPLACED_ARGUMENTS:
+        for name in _REPLACED:
             config.pop(name, None)
         return config | {"l2": self.l2, "clip_norm": self.clip_norm}
 
@@ -358,11 +353,6 @@ class ASGD(SGD):
         return _to_int(self._start) != _NEVER
 
     @property
-    def is_averaging(self) -> bool:
-        """Whether a step has been averaged."""
-        return _to_int(self.iterations) > _to_int(self._start)
-
-    @property
     def uses_average(self) -> bool:
         """Whether the model's weights are the averages now."""
         return _to_int(self._swapped) == _to_int(self.iterations)
@@ -373,7 +363,8 @@ class ASGD(SGD):
 
     def use_average(self) -> None:
         """Swaps the averages into the model. Does nothing before averaging starts."""
-        if self.is_averaging and not self.uses_average:
+        is_averaging = _to_int(self.iterations) > _to_int(self._start)
+        if is_averaging and not self.uses_average:
             # As Python integers: JAX cannot train two variables that share one array.
             self._start.assign(_to_int(self._averaging_start()))
             self._swap()
