@@ -36,12 +36,11 @@ class TokenStream(keras.utils.PyDataset):
 
     There are two ways to provide context (TrellisNet paper, appendix B). Either segments
     overlap, and the first `context_length` positions are read but not scored. Or segments do not
-    overlap (`context_length=0`) and the model carries its state from batch to batch
-    (`stateful=True`).
+    overlap and the model carries its state from batch to batch (`stateful=True`).
 
-    All batches have the same shape, so XLA compiles once. Batch `i` is a pure function of `i` and
-    reads only its own tokens, so `tokens` may be memory-mapped. Batches must stay in order:
-    `LanguageModel.fit` preserves it; other models need `fit(..., shuffle=False)`.
+    All batches have the same shape, so XLA compiles once. A batch reads only its own tokens, so
+    `tokens` may be memory-mapped. Batches must stay in order: `LanguageModel.fit` preserves it;
+    other models need `fit(..., shuffle=False)`.
 
     Args:
         tokens: Integer array of shape `(N,)`, N >= 2.
@@ -52,8 +51,8 @@ class TokenStream(keras.utils.PyDataset):
             `context_length=0`. Defaults to `False`.
         target_counting: `"all"` or `"original"`. Defaults to `"all"`.
             `"all"` counts every target exactly once. A row has `ceil((N - 1) / batch_size)`
-            targets; its last segment is padded at the end. The context of a target is the preceding
-            text, even at the start of a row.
+            targets; its last segment is padded. The context of a target is the preceding text, even
+            at the start of a row.
             `"original"` follows the TrellisNet authors' code, for comparison. It omits the tokens
             that do not fill `batch_size` rows, the targets that lie in the next row, and the first
             `context_length` targets of every row.
@@ -216,8 +215,7 @@ class ExampleStream(keras.utils.PyDataset):
 class SequenceStream(ExampleStream):
     """Batches `(x, y, weight)` of sequences of equal length.
 
-    All batches have the same shape, so XLA compiles once, and every example counts once per
-    epoch: the last batch is padded with examples of weight 0.
+    Every example counts once per epoch: the last batch is padded with examples of weight 0.
 
     Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so resumed training sees the
     same batches. Pass the callback `EpochOrder` to `fit`, or every epoch has the order of the
@@ -282,8 +280,7 @@ class PianoRollStream(ExampleStream):
     - `y`: float32 of the same shape, all frames but the first;
     - `weight`: float32 of shape `(batch_size, time)`, 1 for frames and 0 for padding.
 
-    Padding follows the frames, so the outputs of a causal model at real frames do not depend on
-    it, and a weighted mean over all batches is the mean over all frames.
+    Padding follows the frames, so the outputs of a causal model at real frames do not depend on it.
 
     Rolls of similar length share a batch. The length of a batch is that of the longest roll, or
     half of it, a quarter or an eighth: at most four lengths, each of which XLA compiles once.

@@ -26,10 +26,6 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
             can detect the launcher: Slurm, Open MPI, Kubernetes or a cloud service.
         processes: Number of processes. `None` with `"auto"`.
         process: Index of this process, from 0. `None` with `"auto"`.
-
-    Raises:
-        ValueError: If the backend is not JAX, the arguments are inconsistent, or `"auto"` detects
-            no launcher.
     """
     backend = keras.backend.backend()
     if backend != "jax":

@@ -107,16 +107,7 @@ class LossGradient:
     from zero states. The optimizer's clipping, L2 and loss scale are not included. On
     JAX it can be called between epochs, but not within one.
 
-    Args:
-        model: A built and compiled model.
-
-    Call arguments:
-        batch: (x, y) or (x, y, sample_weight), as a `PyDataset` returns them.
-
-    Returns:
-        A list of tensors, one per variable of `model.trainable_variables`, at least float32.
-
-    Example:
+    Example: a list of tensors, one per trainable variable, at least float32.
 
     >>> gradients = LossGradient(model)((x, y))
     """

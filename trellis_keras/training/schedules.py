@@ -93,10 +93,6 @@ class PlateauDecay(_Monitor):
         mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
         verbose: 0 or 1. 1 prints a line at every decay. Defaults to `0`.
 
-    Raises:
-        ValueError: If an argument is out of range; when training starts, if the optimizer has a
-            learning-rate schedule; after the first epoch, if `monitor` is missing from the logs.
-
     Example:
 
     >>> decay = trellis_keras.training.PlateauDecay(
@@ -230,10 +226,6 @@ class ASGDSwitch(_Monitor):
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
         mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
         verbose: 0 or 1. 1 prints a line when averaging starts. Defaults to `0`.
-
-    Raises:
-        ValueError: If an argument is out of range; when training starts, if the optimizer is not an
-            `ASGD`; after the first epoch, if `monitor` is missing from the logs.
 
     Example:
 

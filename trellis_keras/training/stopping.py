@@ -93,11 +93,6 @@ class TimeLimit(keras.callbacks.Callback):
     Attributes:
         stopped: Boolean, whether the limit has stopped the last `fit`.
 
-    Raises:
-        ValueError: If `seconds` is not positive; when training begins, with a `checkpoint`, if the
-            number of batches of an epoch is unknown.
-        EpochInterrupted: Within an epoch, once its state has been saved.
-
     Example:
 
     >>> limit = trellis_keras.training.TimeLimit(3600)

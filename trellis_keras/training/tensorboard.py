@@ -33,11 +33,6 @@ class TextSamples(keras.callbacks.Callback):
         directory: Folder for TensorBoard's logs.
         length: Positive integer, number of tokens to generate. Defaults to `200`.
 
-    Raises:
-        ValueError: If `length` is out of range or TensorFlow is not installed; when training
-            begins, if the model has no vocabulary or does not stream, or the prompt is empty.
-        ImportError: If Keras-NLP is not installed.
-
     Example:
 
     >>> callbacks = [TextSamples("the ", "run/tensorboard", length=100)]
@@ -111,11 +106,6 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
     """Writes the TensorFlow graph of a built model's forward pass for TensorBoard.
 
     `keras.callbacks.TensorBoard(write_graph=True)` does not support subclassed models.
-
-    Args:
-        model: A built model, on the TensorFlow backend.
-        batch: (x, ...), an example batch. The graph accepts any batch size.
-        directory: Folder for TensorBoard's logs.
 
     Example:
 
