@@ -129,10 +129,6 @@ class Net:
         return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-class Missing(Exception):
-    """Names a program or package that a way needs and this machine lacks."""
-
-
 # Each way takes a net and returns a function that times a turn (in microseconds per step) and the
 # largest difference from Keras, or None if the way does not apply to the net.
 
@@ -154,10 +150,6 @@ def generated_c(net):
 
 
 def web_assembly(net):
-    if importlib.util.find_spec("ziglang") is None:
-        raise Missing("pip install ziglang")
-    if shutil.which("node") is None:
-        raise Missing("node")
     export(net.model, net.folder / "model.wasm", format="wasm", overwrite=True)
     (net.folder / "main.mjs").write_text(_MAIN_JS)
     (net.folder / "x.json").write_text(json.dumps(net.x.tolist()))
@@ -173,8 +165,6 @@ def native_from_python(net):
 
 
 def litert(net):
-    if importlib.util.find_spec("ai_edge_litert") is None:
-        raise Missing("pip install ai-edge-litert")
     from ai_edge_litert.interpreter import Interpreter
 
     path = net.folder / "model.tflite"
@@ -195,9 +185,6 @@ def litert(net):
 
 
 def onnx_runtime(net):
-    for package in ("onnxruntime", "tf2onnx"):
-        if importlib.util.find_spec(package) is None:
-            raise Missing(f"pip install {package}")
     import onnxruntime
 
     path = net.folder / "model.onnx"
@@ -256,8 +243,6 @@ def _stepped(net, compiled):
 def keras_tcn(net):
     if net.size is None:
         return None
-    if importlib.util.find_spec("tcn") is None:
-        raise Missing("pip install --no-deps keras-tcn")
     _, taps, depth = net.size
     receptive_field = 1 + 2 * (taps - 1) * (2**depth - 1)
     window = np.zeros((1, receptive_field, net.x.shape[1]), "float32")
@@ -277,11 +262,22 @@ VARIANTS: dict[str, Callable] = {
     "TensorFlow, a `tf.function` of `step`": tensorflow_unpacked,
     "keras-tcn over its receptive field, XLA": keras_tcn,
 }
+# The programs and packages that a way needs; it is left out where one is missing.
+NEEDS = {
+    "C by hand, `-ffast-math`": ["cc"],
+    "C": ["cc"],
+    "WebAssembly in Node": ["node", "ziglang"],
+    "LiteRT from Python": ["ai_edge_litert"],
+    "ONNX Runtime from Python": ["onnxruntime", "tf2onnx"],
+    "keras-tcn over its receptive field, XLA": ["tcn"],
+}
+
+
+def _missing(name):
+    return [n for n in NEEDS.get(name, ()) if not (shutil.which(n) or importlib.util.find_spec(n))]
 
 
 def _compile(arguments, folder):
-    if shutil.which("cc") is None:
-        raise Missing("a C compiler")
     subprocess.run(["cc", *arguments], cwd=folder, check=True)
 
 
@@ -347,13 +343,12 @@ def measure(model, folder, turns, size):
     net = Net(model, folder, x, expected, size)
     ways, differences, left_out = {}, {}, {}
     for name, way in VARIANTS.items():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # from the converters
-                found = way(net)
-        except Missing as missing:
-            left_out[name] = str(missing)
+        if missing := _missing(name):
+            left_out[name] = ", ".join(missing)
             continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # from the converters
+            found = way(net)
         if found is not None:
             ways[name], differences[name] = found
     microseconds: dict[str, list] = {name: [] for name in ways}
