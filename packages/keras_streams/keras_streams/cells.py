@@ -117,6 +117,7 @@ class Program:
         stores: List of the `Op`s that write the states at the end of a step.
         inputs: List of the input buffers.
         output: Addresses of the outputs.
+        buffers: List of all buffers, by address.
     """
 
     def __init__(self, real: str = "float32") -> None:
@@ -125,30 +126,25 @@ class Program:
         self.stores: list[Op] = []
         self.inputs: list[Buffer] = []
         self.output = np.zeros(0, "int32")
-        self._buffers: list[Buffer] = []
+        self.buffers: list[Buffer] = []
         self._bases: list[int] = []
         self._array: np.ndarray | None = None
         self._constants: dict[tuple, Buffer] = {}
         self.constant(np.zeros(1, "float32"))  # address 0 is the number 0, as `ops.pad` writes it
 
     @property
-    def buffers(self) -> list[Buffer]:
-        """All buffers, by address."""
-        return self._buffers
-
-    @property
     def states(self) -> list[Buffer]:
         """The state buffers."""
-        return [b for b in self._buffers if b.kind == "state"]
+        return [b for b in self.buffers if b.kind == "state"]
 
     def buffer(self, kind: str, shape: Sequence[int], dtype: str, **options: object) -> Buffer:
         """Adds a buffer and returns it."""
-        base = self._buffers[-1].base + self._buffers[-1].size if self._buffers else 0
+        base = self.buffers[-1].base + self.buffers[-1].size if self.buffers else 0
         dtype = self.element_type(dtype)
-        self._buffers.append(Buffer(kind, base, tuple(shape), dtype, **options))  # type: ignore
+        self.buffers.append(Buffer(kind, base, tuple(shape), dtype, **options))  # type: ignore
         self._bases.append(base)
         self._array = None
-        return self._buffers[-1]
+        return self.buffers[-1]
 
     def element_type(self, dtype: str) -> str:
         """Returns the dtype in which numbers of a Keras dtype are kept.
@@ -170,8 +166,8 @@ class Program:
 
     def divide(self, buffer: Buffer, parts: list[Buffer]) -> None:
         """Replaces a buffer by buffers of consecutive parts of it."""
-        i = self._buffers.index(buffer)
-        self._buffers[i : i + 1] = parts
+        i = self.buffers.index(buffer)
+        self.buffers[i : i + 1] = parts
         self._bases[i : i + 1] = [part.base for part in parts]
         self._array = None
 
@@ -182,7 +178,7 @@ class Program:
 
     def owner(self, address: int) -> Buffer:
         """Returns the buffer with an address."""
-        return self._buffers[bisect.bisect_right(self._bases, address) - 1]
+        return self.buffers[bisect.bisect_right(self._bases, address) - 1]
 
     def owners(self, cells: np.ndarray) -> list[Buffer]:
         """Returns the buffers with addresses of an array, in order."""
@@ -195,7 +191,7 @@ class Program:
         if self._array is None:
             self._array = np.array(self._bases)
         found = np.searchsorted(self._array, cells.reshape(-1), "right") - 1
-        return [self._buffers[i] for i in np.unique(found)]
+        return [self.buffers[i] for i in np.unique(found)]
 
     def values(self, cells: np.ndarray) -> np.ndarray | None:
         """Returns the numbers at addresses, or None if not all are constant."""

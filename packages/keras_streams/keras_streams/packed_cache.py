@@ -34,15 +34,9 @@ class _Layout:
         self._specs = keras.tree.map_structure(
             lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
         )
-        self._key = repr(self._specs)
+        self.key = repr(self._specs)
         self._leaves = keras.tree.flatten(self._specs)
         self._dtypes = list(dict.fromkeys(spec.dtype for spec in self._leaves))
-
-    def __eq__(self, other):
-        return self._key == other._key
-
-    def __hash__(self):
-        return hash(self._key)
 
     def pack(self, cache):
         rows: dict[str, list] = {dtype: [] for dtype in self._dtypes}
@@ -128,10 +122,10 @@ def compiled_step(
             layout = _Layout(cache)
             cache = PackedCache(layout.pack(cache), layout)
         layout = cache.layout
-        if layout not in compiled:
-            compiled[layout] = compile_for(layout)
+        if layout.key not in compiled:
+            compiled[layout.key] = compile_for(layout)
         xs = flatten_inputs(x, inputs)
-        tensors = compiled[layout](*xs, *cache.tensors)
+        tensors = compiled[layout.key](*xs, *cache.tensors)
         y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
         return y, PackedCache(tensors[count:], layout)
 

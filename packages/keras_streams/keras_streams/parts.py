@@ -191,14 +191,10 @@ class Part:
 def run_part(part: Part, xs: list[Tensor], state: Any, begin: int, end: Any) -> tuple[list, Any]:
     """Returns `part.run`, also for steps with which no samples come."""
     counts = [output.count(begin, end) for output in part.outputs]
-    if any(x.shape[1] != 0 for x in xs) or any(count != 0 for count in map(_static, counts)):
+    if any(x.shape[1] != 0 for x in xs) or any(not isinstance(n, int) or n for n in counts):
         return part.run(xs, state, begin, end)
     rows = ops.shape(xs[0])[0]
     return [ops.zeros((rows, 0, *y.shape), dtype=y.dtype) for y in part.outputs], state
-
-
-def _static(count):
-    return count if isinstance(count, int) else None
 
 
 class Pointwise(Part):
@@ -208,7 +204,9 @@ class Pointwise(Part):
 
     def __init__(self, call: Call, signals: list[Signal]):
         moving = [s for s in signals if not s.is_static] or signals
-        signal = dataclasses.replace(moving[0], back=_largest([s.back for s in moving]))
+        backs = [s.back for s in moving if s.back is not None]
+        back = max(backs) if len(backs) == len(moving) else None
+        signal = dataclasses.replace(moving[0], back=back)
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
         super().__init__(
@@ -268,11 +266,6 @@ def _axis_of_length(call, inputs, n):
         return keras.tree.flatten(specs)[n].shape.index(_LONG)
     except Exception:  # whatever an operation raises that takes no other length
         return inputs[0][1]
-
-
-def _largest(backs):
-    known = [back for back in backs if back is not None]
-    return max(known) if len(known) == len(backs) else None
 
 
 def at_each(call: Call, xs: list[Tensor]) -> list[Tensor]:
