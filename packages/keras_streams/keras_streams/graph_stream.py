@@ -44,8 +44,6 @@ from keras_streams.rules import leading_steps, make_part, tables, unfolded
 from keras_streams.trace import raising_call, told
 from keras_streams.types import Cache, Tensor
 
-_NO_OPTIONS = Options()
-
 
 def to_stream(
     model: Any,
@@ -172,7 +170,7 @@ class GraphStream(StreamingMixin):
     built = True
     proof: Proof | None = None
 
-    def __init__(self, model: keras.Layer, options: Options = _NO_OPTIONS, traced: bool = True):
+    def __init__(self, model: keras.Layer, options: Options, traced: bool):
         self.model, self.name, self.options = model, model.name, options
         self.compute_dtype = model.compute_dtype
         self.graph = graph_of(model, traced, options.max_context)

@@ -434,7 +434,7 @@ def _convolved(call, function, x, **options):
     operation, is_layer = call.operation, isinstance(call.operation, keras.Layer)
     x = ops.cast(x, operation.compute_dtype) if is_layer else x
     kernels = [ops.cast(kernel, x.dtype) for kernel in _kernels(call)]
-    y = function(x, *kernels, padding="valid", **options)
+    y = function(x, *kernels, padding="valid", data_format="channels_last", **options)
     if is_layer and operation.use_bias:
         y = y + ops.cast(operation.bias, y.dtype)
     return operation.activation(y) if is_layer else y
@@ -539,10 +539,10 @@ def _pooling(call, signal):
     sizes = _sizes(operation.pool_size, len(signal.shape))
 
     def largest(x, strides, rates):
-        return ops.max_pool(x, sizes, strides)
+        return ops.max_pool(x, sizes, strides, data_format="channels_last")
 
     def mean(x, strides, rates):
-        total = ops.average_pool(x, sizes, strides)
+        total = ops.average_pool(x, sizes, strides, data_format="channels_last")
         return total[..., :-1] / total[..., -1:]
 
     if not isinstance(operation, _AVERAGES):

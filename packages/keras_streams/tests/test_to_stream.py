@@ -87,6 +87,16 @@ def test_images_stream_along_their_first_axis(name):
     check(keras.Sequential([keras.Input((None, 6, 2)), *parts]), delay, rate)
 
 
+def test_layers_have_a_data_format_of_their_own():
+    last = {"data_format": "channels_last"}
+    pair = layers.Conv1D(4, 3, padding="same", **last), layers.MaxPooling1D(2, **last)
+    keras.config.set_image_data_format("channels_first")
+    try:
+        check(stack(*pair), 2, 2)
+    finally:
+        keras.config.set_image_data_format("channels_last")
+
+
 def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
     x, z = keras.Input((None, 3), name="x"), keras.Input((None, 2), name="z")
     early = layers.Conv1D(4, 3, padding="causal")(x)
@@ -406,8 +416,6 @@ REFUSED = {
     "its outputs differ from those of its layers": Overridden(2, 2, padding="causal"),
     "has an output of int32, which has no NaN":
         lambda x: ops.argmax(layers.Conv1D(2, 3, padding="same")(x), axis=-1),
-    "makes 3 samples from one that comes every 2 steps":
-        lambda x: layers.UpSampling1D(3)(layers.MaxPooling1D(2)(x)),
 }  # fmt: skip
 
 
