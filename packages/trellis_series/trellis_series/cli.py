@@ -192,9 +192,8 @@ def _backtest(forecasts, frame, windows, rivals):
     if rivals and importlib.util.find_spec("statsforecast"):
         found = _with_rivals(forecasts, frame, found)
     kinds = [name for name in found if name in (*_KINDS, *_RIVALS)]
-    roles = {"id_col": columns.id, "time_col": columns.time, "target_col": columns.target}
     known = found.dropna(subset=[columns.target, *kinds])
-    errors = evaluate(known, [mae], models=kinds, **roles)
+    errors = evaluate(known, [mae], models=kinds, **columns.roles)
     errors = errors.groupby(columns.id, sort=False)[kinds].mean()
     covered = {
         kind: [

@@ -89,10 +89,6 @@ class Forecaster(SequenceModel):
     Returns:
         Tensor (batch, horizon, targets[, quantiles]), at least float32.
 
-    Raises:
-        ValueError: If arguments are out of range, the backbone has other outputs, or inputs or
-            targets are of the wrong shape.
-
     Example: forecast six steps of one target from its past and another series.
 
     >>> x = np.random.rand(8, 12, 2)
@@ -424,7 +420,7 @@ class Forecaster(SequenceModel):
             Array (horizon, targets) or (batch, horizon, targets), with quantiles (..., quantiles).
 
         Raises:
-            ValueError: If arguments have the wrong shape, or a future covariate is NaN.
+            ValueError: If a future covariate is NaN.
         """
         check_built(self)
         self.check_adapted()

@@ -5,7 +5,6 @@ import numbers
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -96,7 +95,7 @@ class Forecasts:
         self.freq = freq
         self.season: list[int] | None = None
         if season is not None:
-            given = season if isinstance(season, Sequence) else [season]
+            given = np.atleast_1d(season).tolist()
             self.season = sorted({check_positive(season=each)[0] for each in given})
         if not (network is None or isinstance(network, keras.Layer) or network == "auto"):
             raise ValueError(
@@ -383,10 +382,7 @@ class Forecasts:
         return plot_series(
             self._drawable(frame[[columns.id, columns.time, columns.target]]),
             self._drawable(forecasts.drop(columns=["cutoff", columns.target], errors="ignore")),
-            **{"level": list(self.levels), **options},
-            id_col=columns.id,
-            time_col=columns.time,
-            target_col=columns.target,
+            **{"level": list(self.levels), **options, **columns.roles},
         )
 
     def _drawable(self, table):
@@ -465,10 +461,10 @@ class Forecasts:
             overwrite: Boolean, whether to replace an earlier save. A folder with any other content
                 is never replaced. Defaults to `False`.
         """
-        columns = asdict(self.columns)
-        roles = {f"{name}_col": columns.pop(name) for name in ("id", "time", "target")}
-        names = ("horizon", "freq", "levels", "season", "seed")
-        arguments = {**{name: getattr(self, name) for name in names}, **columns, **roles}
+        arguments = {name: getattr(self.columns, name) for name in ("past", "future", "static")}
+        for name in ("horizon", "freq", "levels", "season", "seed"):
+            arguments[name] = getattr(self, name)
+        arguments |= self.columns.roles
         about = {name: getattr(self, name) for name in _FITTED}
         models = self._fitted()
         saving.save(path, {"arguments": arguments, **about}, models, self.net, overwrite)

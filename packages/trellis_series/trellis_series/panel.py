@@ -27,6 +27,11 @@ class Columns:
     static: tuple[str, ...] = ()
 
     @property
+    def roles(self) -> dict[str, str]:
+        """The names of the first three, as arguments."""
+        return {"id_col": self.id, "time_col": self.time, "target_col": self.target}
+
+    @property
     def covariates(self) -> tuple[str, ...]:
         """Those known in the future, and those known up to the present."""
         return (*self.future, *self.past, *self.static)

@@ -47,8 +47,7 @@ class RocketClassifier(SequenceClassifier):
     with the lowest leave-one-out cross-entropy. `fit` is optional: it trains the head further.
 
     Unlike MiniRocket's, the convolutions are causal, with zeros before the first step, and the
-    thresholds are slightly smooth, so a stream gives the classes of the steps so far, and the model
-    exports like any other. It has 3,360 features instead of 10,000.
+    thresholds are slightly smooth, so a stream gives the classes of the steps so far.
 
     Args:
         window: Positive integer, number of steps of the longest series.

@@ -24,7 +24,6 @@ def check_folder(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
 
     Raises:
         ValueError: If it exists without `overwrite`, or contains anything but saved forecasts.
-        FileNotFoundError: If its parent does not exist.
     """
     path = pathlib.Path(path).expanduser()
     if not path.parent.is_dir():
