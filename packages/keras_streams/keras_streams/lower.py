@@ -460,15 +460,14 @@ def _padded_args(lowering, node, x):
 # Composites: operations in terms of others. Each takes the operation, for its options.
 
 
-def _moments(o, x, axes=None):
-    share = float(1 / math.prod(x.shape[a] for a in np.atleast_1d(axes)))
-    mean = ops.sum(x, axes, keepdims=True) * share
-    return mean, ops.sum(ops.square(x - mean), axes, keepdims=True) * share
+def _average(x, axes, keepdims=True):
+    axes = range(len(x.shape)) if axes is None else [int(a) for a in np.atleast_1d(axes)]
+    share = float(1 / math.prod(x.shape[a] for a in axes))
+    return ops.sum(x, tuple(axes), keepdims=keepdims) * share
 
 
-def _moments_operation(o, x):
-    found = _moments(o, x, o.axes)
-    return found if o.keepdims else tuple(ops.squeeze(y, o.axes) for y in found)
+def _variance(x, axes, keepdims=True):
+    return _average(ops.square(x - _average(x, axes)), axes, keepdims)
 
 
 def _along(o, x, parameter):
@@ -485,21 +484,18 @@ def _scaled(x, scale, offset):
 
 
 def _layer_norm(o, x, gamma=None, beta=None):
-    axes = [o.axis] if isinstance(o.axis, int) else list(o.axis)
-    epsilon = keras.config.epsilon() if o.epsilon is None else o.epsilon
-    mean, variance = _moments(o, x, axes)
-    centered = x if o.rms_scaling else x - mean
-    return _scaled(
-        centered * ops.rsqrt(variance + epsilon), _along(o, x, gamma), _along(o, x, beta)
-    )
+    centered = x if o.rms_scaling else x - _average(x, o.axis)
+    y = centered * ops.rsqrt(_variance(x, o.axis) + _epsilon(o))
+    return _scaled(y, _along(o, x, gamma), _along(o, x, beta))
 
 
 def _rms_norm(o, x, scale=None):
-    axes = [o.axis] if isinstance(o.axis, int) else list(o.axis)
-    epsilon = keras.config.epsilon() if o.epsilon is None else o.epsilon
-    share = float(1 / math.prod(x.shape[a] for a in axes))
-    square = ops.sum(ops.square(x), axes, keepdims=True) * share
-    return _scaled(x * ops.rsqrt(square + epsilon), _along(o, x, scale), None)
+    y = x * ops.rsqrt(_average(ops.square(x), o.axis) + _epsilon(o))
+    return _scaled(y, _along(o, x, scale), None)
+
+
+def _epsilon(o):
+    return keras.config.epsilon() if o.epsilon is None else o.epsilon
 
 
 def _batch_norm(o, x, mean, variance, offset=None, scale=None):
@@ -514,17 +510,6 @@ def _relu(o, x):
     if o.negative_slope:
         y = ops.where(x < o.threshold, o.negative_slope * (x - o.threshold), y)
     return y if o.max_value is None else ops.minimum(y, o.max_value)
-
-
-def _mean(o, x):
-    axes = range(len(x.shape)) if o.axis is None else np.atleast_1d(o.axis)
-    share = float(1 / math.prod(x.shape[a] for a in axes))
-    return ops.sum(x, o.axis, keepdims=o.keepdims) * share
-
-
-def _var(o, x):
-    variance = _moments(o, x, o.axis if o.axis is not None else list(range(len(x.shape))))[1]
-    return variance if o.keepdims else ops.squeeze(variance, o.axis)
 
 
 def _softmax(o, x):
@@ -563,10 +548,6 @@ def _gelu(o, x):
     return 0.5 * x * (1.0 + ops.erf(x * math.sqrt(0.5)))
 
 
-def _clip(o, x, low=None, high=None):
-    return ops.minimum(ops.maximum(x, o.x_min), o.x_max)
-
-
 def _cumsum(o, x):
     if o.axis is None:
         raise NotImplementedError("Choose an axis.")
@@ -587,50 +568,35 @@ def _sign(o, x):
     return ops.where(x > 0, 1.0, ops.where(x < 0, -1.0, rest))
 
 
-def _threshold(o, x):
-    return ops.where(x > o.threshold, x, o.default_value)
-
-
-def _windows(x, size, stride, dilation, padding, fill=0.0):
-    """Returns windows (batch, *outputs, *taps, channels) along the spatial axes of x."""
-    rank, pads = len(size), [(0, 0)]
-    for n, k, s, d in zip(x.shape[1:-1], size, stride, dilation, strict=True):
-        span = (k - 1) * d + 1
-        total = max((-(-n // s) - 1) * s + span - n, 0) if padding == "same" else 0
-        pads.append((span - 1, 0) if padding == "causal" else (total // 2, total - total // 2))
-    for axis, (before, after) in enumerate(pads[1:], 1):
-        shape = list(x.shape)
-        sides = []
-        for width in (before, after):
-            shape[axis] = width
-            sides.append([ops.full(shape, fill, dtype=x.dtype)] if width else [])
-        x = ops.concatenate([*sides[0], x, *sides[1]], axis) if before or after else x
-    for axis, (k, s, d) in enumerate(zip(size, stride, dilation, strict=True)):
-        at = 1 + 2 * axis
-        outputs = (x.shape[at] - (k - 1) * d - 1) // s + 1
-        x = ops.take(x, s * np.arange(outputs)[:, None] + d * np.arange(k), axis=at)
-    order = [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1]
-    return ops.transpose(x, order)
-
-
-def _sizes(value, rank):
-    return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
-def _spatial(o, x, size):
-    """Returns windows as `o` reads them."""
+def _windows(o, x, size):
+    """Returns the windows that `o` reads, (batch, *outputs, *taps, channels)."""
     if getattr(o, "data_format", None) == "channels_first":
         raise NotImplementedError('Use data_format="channels_last".')
-    rank = len(x.shape) - 2
-    stride = _sizes(o.strides or size, rank)
-    dilation = _sizes(getattr(o, "dilation_rate", 1), rank)
+    rank, order = len(x.shape) - 2, [0]
     fill = -math.inf if type(o).__name__ == "MaxPool" else 0.0
-    return _windows(x, _sizes(size, rank), stride, dilation, o.padding, fill)
+    sizes, strides, dilations = (
+        (n,) * rank if isinstance(n, int) else n
+        for n in (size, o.strides or size, getattr(o, "dilation_rate", 1))
+    )
+    for i, (k, s, d) in enumerate(zip(sizes, strides, dilations, strict=True)):
+        axis, span = 1 + 2 * i, (k - 1) * d + 1
+        n = x.shape[axis]
+        total = max((-(-n // s) - 1) * s + span - n, 0) if o.padding == "same" else 0
+        sides = (span - 1, 0) if o.padding == "causal" else (total // 2, total - total // 2)
+        before, after = (
+            [ops.full([*x.shape[:axis], m, *x.shape[axis + 1 :]], fill, x.dtype)] * (m > 0)
+            for m in sides
+        )
+        x = ops.concatenate([*before, x, *after], axis) if total or sides[0] else x
+        outputs = (x.shape[axis] - span) // s + 1
+        x = ops.take(x, s * np.arange(outputs)[:, None] + d * np.arange(k), axis)
+        order.append(axis)
+    return ops.transpose(x, [*order, *(axis + 1 for axis in order[1:]), 2 * rank + 1])
 
 
 def _conv(o, x, kernel):
     taps, (width, filters) = kernel.shape[:-2], kernel.shape[-2:]
-    seen = _spatial(o, x, taps)
+    seen = _windows(o, x, taps)
     outputs, groups = seen.shape[: len(taps) + 1], x.shape[-1] // width
     seen = ops.reshape(seen, (*outputs, math.prod(taps), groups, width))
     kernel = ops.reshape(kernel, (math.prod(taps), width, groups, filters // groups))
@@ -639,13 +605,8 @@ def _conv(o, x, kernel):
 
 
 def _depthwise_conv(o, x, kernel):
-    taps, (width, multiplier) = kernel.shape[:-2], kernel.shape[-2:]
-    seen = _spatial(o, x, taps)
-    outputs = seen.shape[: len(taps) + 1]
-    seen = ops.reshape(seen, (*outputs, math.prod(taps), width))
-    kernel = ops.reshape(kernel, (math.prod(taps), width, multiplier))
-    y = ops.einsum("...kc,kcm->...cm", seen, kernel)
-    return ops.reshape(y, (*outputs, width * multiplier))
+    *taps, width, multiplier = kernel.shape
+    return _conv(o, x, ops.reshape(kernel, (*taps, 1, width * multiplier)))
 
 
 def _separable_conv(o, x, depthwise_kernel, pointwise_kernel):
@@ -654,22 +615,13 @@ def _separable_conv(o, x, depthwise_kernel, pointwise_kernel):
 
 
 def _pooled(o, x, reduce):
-    seen = _spatial(o, x, o.pool_size)
     rank = len(x.shape) - 2
-    return reduce(seen, axis=tuple(range(rank + 1, 2 * rank + 1)))
+    return reduce(_windows(o, x, o.pool_size), axis=tuple(range(rank + 1, 2 * rank + 1)))
 
 
 def _average_pool(o, x):
-    y = _pooled(o, x, ops.sum)
-    ones = np.ones(x.shape, "float32")
-    return y / _numbers(_count(o, ones))
-
-
-def _count(o, ones):
-    """Returns the number of samples in each window, without padding."""
-    rank = ones.ndim - 2
-    seen = _spatial(o, ops.convert_to_tensor(ones), o.pool_size)
-    return ops.sum(seen, axis=tuple(range(rank + 1, 2 * rank + 1)))
+    counts = _pooled(o, ops.ones(x.shape, x.dtype), ops.sum)  # of samples, without padding
+    return _pooled(o, x, ops.sum) / _numbers(counts)
 
 
 def _one_hot(o, x):
@@ -698,7 +650,7 @@ COMPOSITES: dict[str, Callable] = {
     "AveragePool": _average_pool,
     "BatchNorm": _batch_norm,
     "Celu": lambda o, x: ops.where(x > 0, x, o.alpha * ops.expm1(ops.minimum(x, 0.0) / o.alpha)),
-    "Clip": _clip,
+    "Clip": lambda o, x, *limits: ops.minimum(ops.maximum(x, o.x_min), o.x_max),
     "Conv": _conv,
     "Cumsum": _cumsum,
     "DepthwiseConv": _depthwise_conv,
@@ -718,8 +670,8 @@ COMPOSITES: dict[str, Callable] = {
     "Logaddexp": lambda o, a, b: ops.maximum(a, b) + ops.log1p(ops.exp(-ops.absolute(a - b))),
     "Logsumexp": _logsumexp,
     "MaxPool": lambda o, x: _pooled(o, x, ops.max),
-    "Mean": _mean,
-    "Moments": _moments_operation,
+    "Mean": lambda o, x: _average(x, o.axis, o.keepdims),
+    "Moments": lambda o, x: (_average(x, o.axes, o.keepdims), _variance(x, o.axes, o.keepdims)),
     "OneHot": _one_hot,
     "RMSNorm": _rms_norm,
     "ReLU": _relu,
@@ -733,8 +685,8 @@ COMPOSITES: dict[str, Callable] = {
     "Softplus": _softplus,
     "Softsign": lambda o, x: x / (1.0 + ops.absolute(x)),
     "Squareplus": lambda o, x: 0.5 * (x + ops.sqrt(x * x + o.b)),
-    "Std": lambda o, x: ops.sqrt(_var(o, x)),
+    "Std": lambda o, x: ops.sqrt(_variance(x, o.axis, o.keepdims)),
     "TanhShrink": lambda o, x: x - ops.tanh(x),
-    "Threshold": _threshold,
-    "Var": _var,
+    "Threshold": lambda o, x: ops.where(x > o.threshold, x, o.default_value),
+    "Var": lambda o, x: _variance(x, o.axis, o.keepdims),
 }
