@@ -7,7 +7,6 @@ import importlib.util
 import operator
 import os
 import pathlib
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -64,16 +63,24 @@ def compile_library(source: Source) -> pathlib.Path:
     if compiler is None:
         raise ImportError("Found no C compiler: install one, or pip install ziglang")
     key = [source.header, source.code, *compiler, *OPTIONS, *_LIBRARY, _target(tuple(compiler))]
-    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32] + ".sha256"
+    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    record = pathlib.Path(home, "keras_streams", name).expanduser()
-    if (library := _find(record)) is not None:
-        return library
+    folder = pathlib.Path(home, "keras_streams").expanduser()
+    for library in folder.glob(f"{name}-*"):
+        if _is_own(folder) and _is_own(library):
+            if library.name == _library_name(name, library.read_bytes()):
+                return library
     content = _compile(source, compiler)
     try:
-        return _store(record, content)
+        return _store(folder, name, content)
     except OSError:  # no home, another user's, or no space
-        return _store(pathlib.Path(_temporary_folder().name, name), content)
+        return _store(pathlib.Path(_temporary_folder().name), name, content)
+
+
+def _library_name(name, content):
+    """Returns the name of a library's file, which has a checksum of its content."""
+    suffix = ".dll" if sys.platform == "win32" else ".so"
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
 
 
 @functools.lru_cache
@@ -100,37 +107,23 @@ def _compile(source, compiler):
     raise RuntimeError(f"{shlex.join(command)} failed: {run.stderr[-2000:]}")
 
 
-def _store(record, content):
-    """Writes a library and its checksum, for the user alone, and returns the library's path."""
-    folder = record.parent
+def _store(folder, name, content):
+    """Writes a library for the user alone, and returns its path."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_own(folder):
         raise PermissionError(f"{folder} belongs to another user, or others may write to it")
-    # A process that has loaded a library by this name would not load another one.
-    name = f"{record.stem}-{secrets.token_hex(4)}{'.dll' if sys.platform == 'win32' else '.so'}"
-    line = f"{hashlib.sha256(content).hexdigest()}  {name}\n"
-    write_files({record: line.encode(), folder / name: content}, mode=0o600)
-    return folder / name
-
-
-def _find(record):
-    """Returns a stored library that is complete and the user's own, or `None`."""
-    try:
-        checksum, name = record.read_text().split()
-        library = record.with_name(name)
-        is_complete = hashlib.sha256(library.read_bytes()).hexdigest() == checksum
-        is_own = all(map(_is_own, (record.parent, record, library)))
-    except (OSError, ValueError):  # missing or damaged
-        return None
-    return library if is_complete and is_own else None
+    library = folder / _library_name(name, content)
+    write_files({library: content}, mode=0o600)
+    return library
 
 
 def _is_own(path):
-    """Returns whether a path is the user's, and nobody else may write to it."""
-    if os.name != "posix":
-        return True
-    status = path.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    """Returns whether a path exists and is the user's, and nobody else may write to it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return os.name != "posix" or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
 
 
 @functools.lru_cache
