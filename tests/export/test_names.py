@@ -11,7 +11,7 @@ import pytest
 
 from keras_streams import compiled, passes
 from keras_streams.c import c_source, proven_source, step_program
-from keras_streams.c_source import print_c
+from keras_streams.c_source import Printer
 from keras_streams.exported import exported_stream
 from keras_streams.wasm import es_module
 from tests.export.test_c import WARNINGS, ZIG
@@ -36,6 +36,12 @@ def dense(outputs=2):
     return keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(outputs)])
 
 
+def run(*command, cwd):
+    found = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_names_of_outputs_are_strings(compiler, tmp_path):
     stream = exported_stream(dense(outputs=len(HOSTILE)))
@@ -55,31 +61,26 @@ int main(void)
     return 0;
 }
 """)
-    command = [*compiler, *WARNINGS, "-trigraphs", "main.c", "model.c", "-lm"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    printed = subprocess.run(tmp_path / "a.out", capture_output=True, text=True).stdout
+    run(*compiler, *WARNINGS, "-trigraphs", "main.c", "model.c", "-lm", cwd=tmp_path)
     wanted = [name.encode("utf-8", "backslashreplace").split(b"\0")[0].hex() for name in HOSTILE]
-    assert printed.splitlines() == wanted
+    assert run(tmp_path / "a.out", cwd=tmp_path).splitlines() == wanted
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_names_in_comments_stay_there(compiler, tmp_path):
-    net = dense()
+    stream = exported_stream(dense())
     columns = {"inputs": HOSTILE, "targets": HOSTILE}
-    export(net, tmp_path / "columns.c", format="c", series=columns)
+    export(stream.model, tmp_path / "columns.c", format="c", series=columns)
     for number, name in enumerate(HOSTILE):
-        stream = exported_stream(net)
         program = step_program(stream)
         for op in program.ops:
             op.scope = op.buffer.scope = name
         groups = passes.optimize(program)
-        source = print_c(program, groups, f"layer_{number}", "float", stream)
+        source = Printer(program, groups, f"layer_{number}", "float", stream).print()
         compiled.write_source(source, tmp_path)
     files = [path.name for path in tmp_path.glob("*.c")]
-    command = [*compiler, *WARNINGS, "-trigraphs", "-shared", "-fPIC", *files, "-lm"]
-    run = subprocess.run([*command, "-o", "model.so"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    options = [*WARNINGS, "-trigraphs", "-shared", "-fPIC", "-lm", "-o", "model.so"]
+    run(*compiler, *files, *options, cwd=tmp_path)
     assert not hasattr(ctypes.CDLL(str(tmp_path / "model.so")), "injected")
     assert all(path.read_bytes().isascii() for path in tmp_path.glob("*.[ch]"))
 
@@ -97,6 +98,4 @@ import { names } from "./model.mjs";
 console.log(JSON.stringify([names, "injected" in globalThis]));
 """
     (tmp_path / "main.mjs").write_text(script)
-    run = subprocess.run(["node", "main.mjs"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == [hostile, False]
+    assert json.loads(run("node", "main.mjs", cwd=tmp_path)) == [hostile, False]

@@ -1,5 +1,6 @@
 """Compiled steps in Python: streams that can be reset, cloned, pickled and run in threads."""
 
+import functools
 import pickle
 import threading
 
@@ -8,10 +9,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_streams import compiled
 from keras_streams.c import keras_steps
-from tests.export.random_nets import CHANNELS
-from tests.export.test_c import classifier, language_model
+from tests.export.nets import CHANNELS, classifier, language_model
 from trellis_keras.export import native
 from trellis_keras.layers import TCN
 
@@ -42,32 +41,18 @@ def test_a_stream_resets_and_has_clones_of_its_state(model, stream):
     np.testing.assert_allclose(steps(stream), wanted, rtol=0, atol=1e-6)
 
 
-def test_threads_step_their_own_streams(stream):
-    wanted, found = steps(stream.clone()), {}
-
-    def run(i):
-        found[i] = steps(stream.clone())
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+def run_in_threads(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(np.array_equal(found[i], wanted) for i in range(8))
 
 
-def test_a_model_is_compiled_once(model, stream, monkeypatch):
-    def run(*args, **kwargs):
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(compiled.subprocess, "run", run)
-    native(model)
-
-
-def test_tokens():
-    model = language_model()
-    ids = np.random.default_rng(0).integers(0, 9, 50)
-    np.testing.assert_allclose(steps(native(model), ids), keras_steps(model, ids), atol=1e-6)
+def test_threads_step_their_own_streams(stream):
+    wanted, found = steps(stream.clone()), []
+    run_in_threads(*[lambda: found.append(steps(stream.clone()))] * 8)
+    assert len(found) == 8 and all(np.array_equal(one, wanted) for one in found)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -102,14 +87,6 @@ def test_a_missing_compiler_is_named(model, monkeypatch):
         native(model)
 
 
-def test_zig_compiles_too(model, stream, monkeypatch):
-    pytest.importorskip("ziglang")
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    assert "ziglang" in compiled.find_compiler()
-    np.testing.assert_array_equal(steps(native(model)), steps(stream))
-
-
 def test_threads_trace_side_by_side_with_other_work(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a cold cache
     models = [
@@ -120,21 +97,14 @@ def test_threads_trace_side_by_side_with_other_work(tmp_path, monkeypatch):
     found = {}
 
     def stream(n):
-        native_stream = native(models[n])
-        for row in x[0]:
-            found[n] = native_stream.step(row)
+        found[n] = steps(native(models[n]), x[0])[-1]
 
     def build():
         for _ in range(20):
             keras.Sequential([keras.Input((None, 2)), keras.layers.LSTM(3)])(x)
         found["built"] = True
 
-    threads = [threading.Thread(target=stream, args=(n,)) for n in range(3)]
-    threads.append(threading.Thread(target=build))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(functools.partial(stream, n) for n in range(3)), build)
     assert found["built"]
     for n in range(3):
         np.testing.assert_allclose(found[n], expected[n], rtol=1e-5, atol=1e-6)

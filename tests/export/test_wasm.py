@@ -9,8 +9,7 @@ import pytest
 
 import keras_streams
 from keras_streams.c import keras_steps
-from tests.export.random_nets import CHANNELS
-from tests.export.test_c import classifier, language_model
+from tests.export.nets import CHANNELS, classifier, language_model
 from trellis_keras.export import export
 
 pytest.importorskip("ziglang")

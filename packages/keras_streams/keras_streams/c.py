@@ -4,7 +4,6 @@ import dataclasses
 import math
 import pathlib
 import re
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,12 +13,12 @@ import numpy as np
 from keras import ops
 
 from keras_streams import lower, passes, trace
-from keras_streams.c_source import Source, comment_text, print_c
+from keras_streams.c_source import Printer, Source, comment_text, table_text
 from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
 from keras_streams.exported import ExportedStream, exported_stream
 from keras_streams.files import check_output, filled_template, write_files
 from keras_streams.fixed_point import FixedPrinter
-from keras_streams.fixed_summary import as_table, summarize
+from keras_streams.fixed_summary import layer_table
 from keras_streams.graph import functional_of
 from keras_streams.protocol import all_layers
 from keras_streams.xla import compile_xla
@@ -43,24 +42,12 @@ def write_c(
     quantization_tolerance: float = FIXED_TOLERANCE,
     weights: str = "code",
 ) -> pathlib.Path:
-    """Writes a model as C and returns the path.
-
-    Without a compiler, `prefix_test.c` compares the code with Keras on another machine.
+    """Writes a model as C and returns the path; see `export`.
 
     Args:
-        model: Built model or layer that streams.
-        path: Path of the C file, whose name is the prefix of all functions.
+        model, path, overwrite, quantization, representative_data, quantization_tolerance, weights:
+            As in `export`.
         series: Dict with the names of the columns `"inputs"` and `"targets"`. Defaults to `None`.
-        overwrite: Boolean, whether to replace existing files. Defaults to `False`.
-        quantization: `None`, or for integer-only C `"int8"` or `"int8_rings"`. Defaults to `None`.
-        representative_data, quantization_tolerance: As `data` and `tolerance` in `fixed_source`,
-            for integer-only C.
-        weights: `"code"`, or `"file"` to write the weights to `prefix.bin`, which the program
-            loads: for millions of weights. Defaults to `"code"`.
-
-    Raises:
-        ValueError: If the model cannot be exported as C, or a file exists.
-        RuntimeError: If its C code differs from Keras.
     """
     _check_quantization(quantization, representative_data, quantization_tolerance)
     if weights not in ("code", "file") or (weights == "file" and quantization is not None):
@@ -68,36 +55,38 @@ def write_c(
             "`weights` must be 'code', or 'file' without `quantization`. "
             f"Received: weights={weights!r}, quantization={quantization!r}"
         )
-    prefix = _checked_prefix(path)
+    if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
+        raise ValueError(
+            "`path` must end in .c, and its name must be a C identifier (the prefix of all "
+            f"functions), such as model.c. Received: {path}"
+        )
+    prefix, test, binary = (
+        path.stem,
+        path.with_name(f"{path.stem}_test.c"),
+        path.with_suffix(".bin"),
+    )
     is_unproven = find_compiler() is None and quantization is None
-    test_path = path.with_name(f"{prefix}_test.c")
-    if path.parent.is_dir():
-        written = [path, path.with_suffix(".h")]
-        written += [test_path] if is_unproven else []
-        written += [path.with_suffix(".bin")] if weights == "file" else []
-        for file in written:
-            check_output(file, overwrite=overwrite)
-    if quantization is None:
+    written = [path, path.with_suffix(".h")] + [test] * is_unproven + [binary] * (weights == "file")
+    for file in written if path.parent.is_dir() else ():
+        check_output(file, overwrite=overwrite)
+    if quantization is None or representative_data is None:
         source, x, expected = proven_source(model, prefix, series, in_file=weights == "file")
     else:
-        assert representative_data is not None  # by `_check_quantization`
         source = fixed_source(
             model, prefix, quantization, representative_data, series, quantization_tolerance, True
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     files = source_files(source, path.parent)
     if source.weights is not None:
-        files[path.with_suffix(".bin")] = source.weights
+        files[binary] = source.weights
     if is_unproven:
-        files[test_path] = _test_program(source, x, expected).encode()
-    write_files(files)
-    if is_unproven:
+        files[test] = _test_program(source, x, expected).encode()
         warnings.warn(
             f"Found no C compiler to compare {path} with Keras. On a machine with a compiler, run "
-            f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "
-            "again).",
+            f"cc {path.name} {test.name} -lm && ./a.out (or pip install ziglang and export again).",
             stacklevel=3,
         )
+    write_files(files)
     return path
 
 
@@ -119,16 +108,6 @@ def _check_quantization(quantization, data, tolerance):
             "`quantization_tolerance` needs `quantization` and `representative_data`. Received: "
             f"quantization_tolerance={tolerance}"
         )
-
-
-def _checked_prefix(path):
-    """Returns the prefix of the functions in a C file, or raises ValueError."""
-    if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
-        raise ValueError(
-            "`path` must end in .c, and its name must be a C identifier (the prefix of all "
-            f"functions), such as model.c. Received: {path}"
-        )
-    return path.stem
 
 
 def fixed_source(
@@ -159,37 +138,31 @@ def fixed_source(
         ImportError: If there is no C compiler to compare it.
     """
     stream = exported_stream(model)
-    name = stream.model.name
-    program = step_program(stream)
-    data = _representative(stream, data)
+    program, data = step_program(stream), _representative(stream, data)
     groups = passes.optimize(program, contiguous=True)
     small_rings = quantization == "int8_rings"
     printer = FixedPrinter(program, groups, prefix, stream, data, small_rings)
     source = printer.print()
-    native, total, count, most, largest = FixedStream(source), 0.0, 0, 0.0, 0.0
+    native, differences, largest = FixedStream(source), [], 0.0
     for row, expected in zip(data, keras_outputs(stream, data), strict=True):
-        is_wrong = np.isinf(expected) | (np.isnan(expected) & (not is_clocked(stream)))
-        if np.any(is_wrong):
-            raise ValueError("Keras' outputs for `representative_data` are not finite.")
+        _check_finite(stream, expected, "`representative_data`")
         native.reset()
         found = np.stack([native.step(x) for x in row])
         if not np.array_equal(np.isnan(found), np.isnan(expected)):
             raise RuntimeError(
-                f"The integer C code of {name} has outputs at other steps than Keras. Export the "
-                "model without `quantization`, and please report it."
+                f"The integer C code of {stream.model.name} has outputs at other steps than Keras. "
+                "Export the model without `quantization`, and please report it."
             )
-        difference = np.abs(found - expected)
-        total, count = total + np.nansum(difference), count + np.sum(~np.isnan(difference))
-        most = max(most, np.nanmax(difference))
+        differences.append(np.abs(found - expected))
         largest = max(largest, np.nanmax(np.abs(expected)))
-    average, most = total / count / (largest or 1.0), most / (largest or 1.0)
+    average, most = (f(differences) / (largest or 1.0) for f in (np.nanmean, np.nanmax))
     if not most <= tolerance:
         raise ValueError(
-            f"The integer C code of {name} differs from Keras by up to {most:.1e} of the largest "
-            f"output on `representative_data`, {average:.1e} on average; the tolerance is "
-            f"{tolerance}. Export the model without `quantization`, or accept the difference with "
-            "`quantization_tolerance`. Its layers:\n"
-            + "\n".join(as_table(summarize(printer, data[0])))
+            f"The integer C code of {stream.model.name} differs from Keras by up to {most:.1e} of "
+            f"the largest output on `representative_data`, {average:.1e} on average; the tolerance "
+            f"is {tolerance}. Export the model without `quantization`, or accept the difference "
+            "with `quantization_tolerance`. Its layers:\n"
+            + "\n".join(layer_table(printer, data[0]))
         )
     notes = [
         *describe(stream, source, series),
@@ -199,8 +172,24 @@ def fixed_source(
         f"{average:.1e} on average, {most:.1e} at most.",
     ]
     if with_layers:
-        notes += ["", *as_table(summarize(printer, data[0]))]
+        notes += ["", *layer_table(printer, data[0])]
     return dataclasses.replace(source, comment=comment_of(notes))
+
+
+def _check_finite(stream, outputs, inputs):
+    """Raises ValueError for outputs that are infinite, or NaN at steps that have outputs."""
+    delay, rate = _delay_and_rate(stream)
+    has_gaps = delay > 0 or rate > 1
+    if np.any(np.isinf(outputs)) or (not has_gaps and np.any(np.isnan(outputs))):
+        raise ValueError(
+            f"The C code of {stream.model.name} cannot be verified: Keras' outputs for {inputs} "
+            "are not finite."
+        )
+
+
+def _delay_and_rate(stream):
+    """Returns the largest delay and rate of a stream's outputs."""
+    return [max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate)]
 
 
 def _representative(stream, data):
@@ -244,13 +233,7 @@ def native(
     cache folder. Later changes to its weights do not affect the stream.
 
     Args:
-        model: Built model or layer that streams.
-        quantization: With `"int8"` or `"int8_rings"` the stream computes with integers, as a
-            microcontroller would. Defaults to `None`.
-        representative_data: Array (steps, channels) or (rows, steps, channels), or token ids,
-            used to choose the ranges of integers. Defaults to `None`.
-        quantization_tolerance: Positive float, the largest difference of integers from Keras on
-            `representative_data`, in units of the largest output. Defaults to 0.05.
+        model, quantization, representative_data, quantization_tolerance: As in `export`.
 
     Returns:
         A `NativeStream` with `step(x)`, `reset()` and `clone()`.
@@ -273,9 +256,8 @@ def native(
             "keras_streams.compiled_step instead."
         )
     _check_quantization(quantization, representative_data, quantization_tolerance)
-    if quantization is None:
+    if quantization is None or representative_data is None:
         return NativeStream(proven_source(model, "model")[0])
-    assert representative_data is not None  # by `_check_quantization`
     source = fixed_source(
         model, "model", quantization, representative_data, tolerance=quantization_tolerance
     )
@@ -300,15 +282,11 @@ def proven_source(
     """
     stream = exported_stream(model)
     source = c_source(stream, prefix, in_file)
-    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
+    delay, rate = _delay_and_rate(stream)
     steps = max(_STEPS, math.ceil(delay + 20 * rate))
     x = stream.random_inputs(min(steps, stream.longest or steps))
     expected = keras_steps(stream, x)
-    if np.any(np.isinf(expected)) or (not is_clocked(stream) and np.any(np.isnan(expected))):
-        raise ValueError(
-            f"The C code of {stream.model.name} cannot be verified: Keras' outputs for {len(x)} "
-            "random steps are not finite."
-        )
+    _check_finite(stream, expected, f"{len(x)} random steps")
     if find_compiler() is None:
         proof = f"Not yet compared with Keras: run {prefix}_test.c."
     else:
@@ -321,12 +299,6 @@ def proven_source(
         )
     notes = [*describe(stream, source, series), "", proof]
     return dataclasses.replace(source, comment=comment_of(notes)), x, expected
-
-
-def is_clocked(stream: ExportedStream) -> bool:
-    """Returns whether a stream has steps without an output."""
-    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
-    return delay > 0 or rate > 1
 
 
 def c_source(stream: ExportedStream, prefix: str, in_file: bool = False) -> Source:
@@ -342,7 +314,7 @@ def c_source(stream: ExportedStream, prefix: str, in_file: bool = False) -> Sour
     """
     program = step_program(stream)
     groups = passes.optimize(program)
-    return print_c(program, groups, prefix, _REAL[program.real], stream, in_file)
+    return Printer(program, groups, prefix, _REAL[program.real], stream, in_file).print()
 
 
 def step_program(stream: ExportedStream) -> lower.Program:
@@ -386,7 +358,8 @@ def check_equal(name: str, source: Source, found: np.ndarray, expected: np.ndarr
     same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
     difference = math.inf
     if same_steps:
-        difference = float(np.nanmax(np.abs(found - expected)) / largest_output(expected))
+        largest = np.nanmax(np.abs(expected)) or 1.0
+        difference = float(np.nanmax(np.abs(found - expected)) / largest)
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
             f"The C code of {name} differs from Keras by {difference:.1e} of the "
@@ -395,11 +368,6 @@ def check_equal(name: str, source: Source, found: np.ndarray, expected: np.ndarr
             'dtype="float64".'
         )
     return difference
-
-
-def largest_output(outputs: np.ndarray) -> float:
-    """Returns the unit of differences: the largest output, or 1 if all are 0."""
-    return float(np.nanmax(np.abs(outputs))) or 1.0
 
 
 def _round_up(number):
@@ -464,16 +432,7 @@ def keras_outputs(model: Any, rows: Iterable[np.ndarray]) -> Iterator[np.ndarray
 
 def _test_program(source, x, expected):
     """Returns a C program that compares the steps with Keras' outputs."""
-    real, prefix = source.real, source.prefix
-    f = "f" if real == "float" else ""
-
-    def numbers(name, kind, values, suffix):
-        values = ", ".join(
-            "NAN" if value != value else f"{value}{suffix}" for value in values.reshape(-1)
-        )
-        text = textwrap.fill(values, 98, initial_indent="    ", subsequent_indent="    ")
-        return f"static const {kind} {name}[] = {{\n{text}\n}};\n"
-
+    real, prefix, is_token = source.real, source.prefix, source.takes_token
     reset = f"{prefix}_reset(&state);"
     if source.weights is not None:
         reset = f"""\
@@ -483,14 +442,14 @@ static {real} weights[{source.weight_bytes} / sizeof({real})];
         return 1;
     fclose(file);
     {prefix}_reset(&state, weights);"""
-    is_token = source.takes_token
+    f = "f" if real == "float" else ""
     values = {
         "PREFIX": prefix,
         "UPPER": prefix.upper(),
         "REAL": real,
         "F": f,
-        "X": numbers("x", "int" if is_token else real, x, "" if is_token else f),
-        "EXPECTED": numbers("expected", real, expected, f),
+        "X": table_text("x", "int" if is_token else real, x),
+        "EXPECTED": table_text("expected", real, expected),
         "RESET": reset,
         "STEPS": str(len(x)),
         "READ": "x[t]" if is_token else f"x + t * {source.inputs}",

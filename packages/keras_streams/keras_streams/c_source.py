@@ -12,8 +12,9 @@ import numpy as np
 
 from keras_streams import passes
 from keras_streams.cells import Buffer, Op, Program, grid, pieces, taps
+from keras_streams.files import filled_template
 from keras_streams.lower import MAPS
-from keras_streams.statements import Code, Function, Number, Place, Statement, grouped
+from keras_streams.statements import Function, Statement, grouped
 
 TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "int"}
 TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
@@ -26,7 +27,8 @@ def read_operations(name: str) -> dict[str, str]:
     """Returns {name: text} of the functions in a C file beside this one."""
     text = pathlib.Path(__file__).with_name(name).read_text()
     functions = text.strip().split("\n\n")[1:]
-    return {re.search(r"^static .*?(\w+)\(", f, re.M)[1]: f for f in functions}
+    names = (re.findall(r"^static .*?(\w+)\(", f, re.M)[0] for f in functions)
+    return dict(zip(names, functions, strict=True))
 
 
 HELPERS = read_operations("operations.c")
@@ -92,32 +94,16 @@ class Source:
     weights: bytes | None = None
 
 
-def print_c(
-    program: Program,
-    groups: list[passes.Group],
-    prefix: str,
-    real: str,
-    about: Any,
-    in_file: bool = False,
-) -> Source:
-    """Prints a program.
+class Printer:
+    """Prints a program that computes in one type.
 
     Args:
         program: `Program`.
         groups: Its operations, from `passes.optimize`.
         prefix: Prefix of the public names, a C identifier.
-        real: `"float"` or `"double"`.
+        real: `"float"` or `"double"`, or `"int16_t"` for integers.
         about: Object with `inputs`, `takes_token`, `names`, `delay` and `rate` of the stream.
         in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
-    """
-    return Printer(program, groups, prefix, real, about, in_file).print()
-
-
-class Printer:
-    """Prints a program that computes in one type.
-
-    Args:
-        program, groups, prefix, real, about, in_file: As in `print_c`.
     """
 
     helpers = HELPERS
@@ -134,7 +120,7 @@ class Printer:
     ) -> None:
         self.program, self.groups, self.about = program, groups, about
         self.prefix, self.real, self.in_file = prefix, real, in_file
-        self.tables: dict[tuple, Place] = {}  # content: name
+        self.tables: dict[tuple, str] = {}  # content: pointer
         self.arrays: dict[str, tuple] = {}  # name: (type, array)
         self.functions: dict[str, str] = {}  # name: text, in the order of first use
         self.loops: dict[str, str] = {}  # body of a map: name of its function
@@ -175,16 +161,19 @@ class Printer:
         return name
 
     def table(self, array, scope, name, kind=None):
-        """Returns the place of a table of constants."""
+        """Returns a pointer to a table of constants."""
         kind = kind or TYPES[np.asarray(array).dtype.name]
         array = np.ascontiguousarray(array)
         key = kind, array.tobytes()
         if key not in self.tables:
             name = self._unique(scope, name)
-            is_in_file = self.in_file and kind == self.real
-            self.tables[key] = Place("s->weights" if is_in_file else "", name, 0, kind)
+            self.tables[key] = f"s->weights + {name}" if self.is_in_file(kind) else name
             self.arrays[name] = kind, array.reshape(-1)
         return self.tables[key]
+
+    def is_in_file(self, kind):
+        """Returns whether tables of a type are in a file of their own."""
+        return self.in_file and kind == self.real
 
     def use(self, name, kind=None, **words):
         """Adds a function of `operations.c` and those that it calls, and returns its name.
@@ -219,37 +208,34 @@ class Printer:
 
     # Addresses
 
-    def pointer(self, b: Buffer, offset: int) -> Place | Code:
+    def pointer(self, b: Buffer, offset: int = 0) -> str:
         """Returns a pointer to an element of a buffer."""
-        kind = TYPES[b.dtype]
         if b.kind == "input":
-            array = "ids" if b.dtype == "int64" else "x"
-            return Place(array, "", offset + self.input_offsets[b] * (array == "x"), kind)
+            return "ids" if b.dtype == "int64" else plus("x", offset + self.input_offsets[b])
         if b.kind == "work":
-            return Place(f"s->{self.array('work', b.dtype)}", "", self.offsets[b] + offset, kind)
+            return f"s->{self.array('work', b.dtype)} + {self.offsets[b] + offset}"
         if b.kind == "constant":
-            return self.table(b.data, b.scope, b.name) + offset
+            return plus(self.table(b.data, b.scope, b.name), offset)
         if b.ring is None:
-            return self.state(b) + offset
+            return plus(self.state(b), offset)
         at, column = divmod(offset, b.ring.width)
-        head = Code("s->heads[%s]", (Number(b.ring.head, "head"),))
+        head = f"s->heads[{b.ring.head}]"
         if at:
-            rows = Number(at, "at"), Number(b.ring.rows, "rows")
-            head = Code(f"{self.use('row')}(%s + %s, %s)", (head, *rows))
-        return Code("%s + %s * %s", (self.state(b) + column, head, Number(b.ring.width, "width")))
+            head = f"{self.use('row')}({head} + {at}, {b.ring.rows})"
+        return f"{plus(self.state(b), column)} + {head} * {b.ring.width}"
 
     def state(self, b):
-        """Returns the place of a state."""
-        return Place(f"s->{self.array('states', b.dtype)}", self.names[b], 0, TYPES[b.dtype])
+        """Returns a pointer to a state."""
+        return f"s->{self.array('states', b.dtype)} + {self.names[b]}"
 
     def array(self, name, dtype):
         """Returns the name of the state's array of a kind of buffers with a dtype."""
         return name if TYPES[dtype] == self.real else f"{name}_{dtype}"
 
-    def say(self, text, *values, like):
-        """Adds a statement: a text with %s for each value."""
+    def say(self, text, like):
+        """Adds a statement of an operation."""
         scope = like.scope or (self.statements[-1].scope if self.statements else "")
-        self.statements.append(Statement(Code(text, values), scope, like.guard))
+        self.statements.append(Statement(text, scope, like.guard))
 
     # Operations
 
@@ -258,185 +244,156 @@ class Printer:
         for values in (self.program.values(start), *op.matrices):
             if values is not None and not np.all(np.isfinite(values)):
                 raise ValueError(f"The weights of {op.scope} have values that are not finite.")
-        rows, n = start.shape
-        y = self.pointer(op.buffer, 0)
-        begin = self.start(op, start, y, n)
+        y, begin = (self.pointer(op.buffer), start.shape[1]), self.start(op)
         for cells, matrix in zip(operands, op.matrices, strict=True):
-            found = passes.rows_of(self.program, cells)
-            assert found is not None  # by `copy_scattered`
-            parts, step = found
-            w = self.table(in_blocks(matrix.astype(op.buffer.dtype)), op.scope, "kernel")
+            parts, step = passes.rows_of(self.program, cells)
             runs = list(taps(parts))
             while runs:
                 i, count = runs.pop(0)
-                p = parts[i]
-                x = self.pointer(p.buffer, p.offset)
+                p, used = parts[i], parts[i : i + count]
                 if p.buffer.ring is None:
-                    name, inputs = "product_N", ((x, step), None, p.size)
+                    name, x = "product_N", [(self.pointer(p.buffer, p.offset), step)]
                 else:
+                    name, x = "convolution_N", self.rows_of_ring(used, step)
                     newest = "NULL", 0
                     if runs and runs[0][1] == 1 and parts[runs[0][0]].size == p.size:
                         q = parts[runs.pop(0)[0]]
-                        newest = self.pointer(q.buffer, q.offset), step
-                    name = "convolution_N"
-                    rows_of_ring = self.rows_of_ring(parts[i : i + count], step)
-                    inputs = (*rows_of_ring, newest, None, p.size)
-                self.columns(op, name, (y, n), begin, inputs, (w, p.start, len(matrix)))
-                begin = y, n
+                        newest, used = (self.pointer(q.buffer, q.offset), step), [*used, q]
+                    x.append(newest)
+                columns = matrix[p.start : used[-1].stop].astype(op.buffer.dtype)
+                self.columns(op, name, y, begin, x, columns, p.size)
+                begin = y
 
     def rows_of_ring(self, parts, step):
         """Returns the arguments of a convolution for equally distant rows."""
         p, ring = parts[0], parts[0].buffer.ring
         at, column = divmod(p.offset, ring.width)
-        head = Code("s->heads[%s]", (Number(ring.head, "head"),))
-        first = Code("%s + %s", (head, Number(at, "at"))) if at else head
         apart = (parts[1].offset - p.offset) // ring.width if len(parts) > 1 else 0
-        return (
-            *((self.state(p.buffer) + column, step), first, Number(apart, "apart"), len(parts)),
-            *(Number(ring.rows, "rows"), ring.width),
-        )
+        numbers = (plus(f"s->heads[{ring.head}]", at), apart, len(parts), ring.rows, ring.width)
+        return [(plus(self.state(p.buffer), column), step), *((n, 0) for n in numbers)]
 
-    def columns(self, op, name, y, start, inputs, weights):
+    def columns(self, op, name, y, start, x, matrix, size):
         """Adds a product for each row, in blocks of columns.
 
         Args:
             op: The operation.
             name: Name of the function.
-            y, start: Pairs of a pointer and a step from row to row.
-            inputs: The other arguments, with such pairs, and None for the weights.
-            weights: The matrix, the first of its rows that is read, and their number.
+            y, start, x: Pointers, with their steps from row to row.
+            matrix: The matrix.
+            size: Number of inputs, or in each row of a ring.
         """
-        rows, n = op.args[0].shape
+        n = matrix.shape[1]
         width = min(block_width(n), n)
-        w, first_row, all_rows = weights
-        for at, size, count in ((0, width, n // width), (n - n % width, n % width, 1)):
-            if size:
-                table = _moved((w + first_row * size, 0), all_rows, at, count)
-                values = [_moved(y, 1, at, count), _moved(start, 1, at, count)]
-                for value in inputs:
-                    pair = value if isinstance(value, tuple) else (value, 0)
-                    values.append(table if value is None else pair)
-                call = f"{self.use(name, N=size)}({', '.join(['%s'] * len(values))});"
-                if count > 1:
-                    call = f"for (int k = 0; k < {count * size}; k += {size})\n    {call}"
-                self.rows_loop(op, rows, call, *values)
+        w = self.table(in_blocks(matrix), op.scope, "kernel")
+        for at, block, count in ((0, width, n // width), (n - n % width, n % width, 1)):
+            if block:
+                k = "k" if count > 1 else at
+                moved = [(plus(p, k) if p != "NULL" else p, step) for p, step in (y, start)]
+                of_block = plus(w, f"k * {len(matrix)}" if count > 1 else at * len(matrix))
+                loop = f"for (int k = 0; k < {count * block}; k += {block})" * (count > 1)
+                name_of_block = self.use(name, N=block)
+                self.each_row(op, name_of_block, *moved, *x, (of_block, 0), (size, 0), loop=loop)
 
-    def start(self, op, cells, y, n):
+    def start(self, op):
         """Returns a pointer to the start of a product, and its step from row to row."""
+        cells, n = op.args[0], op.args[0].shape[1]
         values = self.program.values(cells)
-        if values is not None and not np.any(values):
-            return "NULL", 0
         if values is not None:
             same = np.all(values == values[0])
-            rows = values[0] if same else values
-            table = self.table(rows.astype(op.buffer.dtype), op.scope, "bias")
-            return table, 0 if same else n
+            rows = (values[0] if same else values).astype(op.buffer.dtype)
+            is_zero = same and not np.any(rows)
+            return "NULL" if is_zero else self.table(rows, op.scope, "bias"), 0 if same else n
         found = pieces(self.program, cells)
         if len(found) == 1 and found[0].stride == 1:
             return self.pointer(found[0].buffer, found[0].offset), n
-        self.copied(y, cells, op)
-        return y, n
+        self.copied(op.buffer, cells, op)
+        return self.pointer(op.buffer), n
 
-    def rows_loop(self, op, rows, call, *values):
-        """Adds a call for each row, with pairs of a pointer and its step from row to row."""
-        if rows > 1:
-            call = call.replace("\n", "\n    ")
-            call = f"for (int r = 0; r < {rows}; r++)\n    {call}"
-        moved = [Code(f"%s + r * {step}", (x,)) if rows > 1 and step else x for x, step in values]
-        self.say(call, *moved, like=op)
+    def each_row(self, op, name, *arguments, loop=""):
+        """Adds a call for each row, with arguments and their steps from row to row."""
+        rows = len(op.args[0])
+        loops = [f"for (int r = 0; r < {rows}; r++)"] * (rows > 1) + [loop] * bool(loop)
+        texts = (f"{x} + r * {step}" if rows > 1 and step else f"{x}" for x, step in arguments)
+        lines = [*loops, f"{name}({', '.join(texts)});"]
+        self.say("\n".join("    " * i + line for i, line in enumerate(lines)), op)
 
     def dot(self, op):
-        y, n, kind = self.pointer(op.buffer, 0), op.size, TYPES[op.buffer.dtype]
-        self.say(f"memset(%s, 0, {n} * sizeof({kind}));", y, like=op)
+        y, n, kind = self.pointer(op.buffer), op.size, TYPES[op.buffer.dtype]
         name = self.use("add_products", kind)
-        grids = [grid(self.program, cells) for cells in op.args]
-        terms = len(op.args[0])
-        if all(g is not None for g in grids):
-            pointers = [self.pointer(g.buffer, g.offset) for g in grids]
-            (a_term, a_step), (b_term, b_step) = (g.strides for g in grids)
-            text = f"{name}(%s, {n}, {terms}, %s, {a_term}, {a_step}, %s, {b_term}, {b_step});"
-            self.say(text, y, *pointers, like=op)
-            return
-        for rows in zip(*op.args, strict=True):
-            (a,), (b,) = (pieces(self.program, row) for row in rows)
-            pointers = [self.pointer(p.buffer, p.offset) for p in (a, b)]
-            text = f"{name}(%s, {n}, 1, %s, 0, {a.stride}, %s, 0, {b.stride});"
-            self.say(text, y, *pointers, like=op)
+        self.say(f"memset({y}, 0, {n} * sizeof({kind}));", op)
+        factors = [op.args]
+        if any(grid(self.program, cells) is None for cells in op.args):
+            factors = [[row[None] for row in rows] for rows in zip(*op.args, strict=True)]
+        for a, b in factors:
+            self.say(f"{name}({y}, {n}, {len(a)}, {self.grid(a)}, {self.grid(b)});", op)
+
+    def grid(self, cells):
+        """Returns a pointer to a matrix and its strides, as arguments."""
+        found = grid(self.program, cells)
+        return f"{self.pointer(found.buffer, found.offset)}, {found.strides[0]}, {found.strides[1]}"
 
     def reduce(self, op):
         (cells,) = op.args
-        y, n, kind = self.pointer(op.buffer, 0), op.size, TYPES[op.buffer.dtype]
+        y, n, terms, kind = self.pointer(op.buffer), op.size, len(cells), TYPES[op.buffer.dtype]
         fold, first = _FOLDS[op.name]
         if kind in ("int", "int64_t"):
             first = first.replace("INFINITY", "INT32_MAX" if kind == "int" else "INT64_MAX")
         words = {"NAME": op.name, "FOLD": self.use(fold, kind), "FIRST": first}
         found = grid(self.program, cells)
-        if n > 1 and found is not None and found.strides[0] == 1:
-            name, x = (
-                self.use("reduce_NAME", kind, **words),
-                self.pointer(found.buffer, found.offset),
-            )
-            call = f"(%s)[i] = {name}({first}, %s + i * {found.strides[1]}, {len(cells)}, 1);"
-            self.say(f"for (int i = 0; i < {n}; i++)\n    {call}", y, x, like=op)
-        elif n == 1:
+        x, (term, step) = self.pointer(found.buffer, found.offset), found.strides
+        if n == 1 or term == 1:
             name = self.use("reduce_NAME", kind, **words)
-            for p in pieces(self.program, cells[:, 0]):
-                begin = Code("*(%s)", (y,)) if p.start else first
-                text = f"*(%s) = {name}(%s, %s, {p.size}, {p.stride});"
-                self.say(text, y, begin, self.pointer(p.buffer, p.offset), like=op)
+            loop, i = ("", 0) if n == 1 else (f"for (int i = 0; i < {n}; i++)\n    ", "i")
+            x = x if n == 1 else f"{x} + i * {step}"
+            self.say(f"{loop}({y})[{i}] = {name}({first}, {x}, {terms}, {term});", op)
         else:
-            self.copied(y, cells[0], op)
             name = self.use("fold_NAME", kind, **words)
-            rows = [(1, 0, *pieces(self.program, row)) for row in cells[1:]]
-            if found is not None:
-                term, step = found.strides
-                x = dataclasses.replace(rows[0][2], stride=step)
-                rows = [(len(cells) - 1, term, x)]
-            for terms, term, p in rows:
-                text = f"{name}(%s, {n}, {terms}, %s, {term}, {p.stride});"
-                self.say(text, y, self.pointer(p.buffer, p.offset), like=op)
+            self.copied(op.buffer, cells[0], op)
+            self.say(f"{name}({y}, {n}, {terms - 1}, {x} + {term}, {term}, {step});", op)
 
     def gather(self, op):
-        y, n = self.pointer(op.buffer, 0), op.size
         (p,) = pieces(self.program, op.args[0])
         index = self.pointer(p.buffer, p.offset)
         (table,) = op.matrices
-        kind = op.buffer.dtype
+        kind, rows = op.buffer.dtype, len(table)
         tied = [m for m in self.matrices if m.shape == table.T.shape and np.array_equal(m, table.T)]
         if tied:  # a column of the matrix of a product
             name = self.use("lookup_in_columns", TYPES[kind])
             w = self.table(in_blocks(tied[0].astype(kind)), op.scope, "kernel")
-            text = f"{name}(%s, {n}, *(%s), {len(table)}, %s, {block_width(len(table))});"
+            w = f"{w}, {block_width(rows)}"
         else:
             name = self.use("lookup", TYPES[kind])
             w = self.table(table.astype(kind), op.scope, "table")
-            text = f"{name}(%s, {n}, *(%s), {len(table)}, %s);"
-        self.say(text, y, index, w, like=op)
+        self.say(f"{name}({self.pointer(op.buffer)}, {op.size}, *({index}), {rows}, {w});", op)
 
     def copy(self, op):
-        self.copied(self.pointer(op.buffer, 0), op.args[0], op)
+        self.copied(op.buffer, op.args[0], op)
 
-    def copied(self, target, cells, op):
-        """Copies numbers to consecutive ones."""
+    store = copy  # to a ring: its oldest row
+
+    def copied(self, b, cells, op):
+        """Copies numbers to consecutive ones of a buffer, or without one to the outputs."""
         cells = cells.reshape(-1)
         found = pieces(self.program, cells)
-        b = found[0].buffer if found else None
-        if len(found) > 8 and all(p.buffer is b for p in found) and b.ring is None:
-            places = self.table((cells - b.base).astype("int32"), op.scope, "places", "int")
-            name = self.use("pick", TYPES[b.dtype])
-            x = self.pointer(b, 0)
-            self.say(f"{name}(%s, {len(cells)}, %s, %s);", target, x, places, like=op)
+        source = found[0].buffer if found else None
+        if len(found) > 8 and all(p.buffer is source for p in found) and source.ring is None:
+            places = self.table((cells - source.base).astype("int32"), op.scope, "places", "int")
+            name, to = self.use("pick", TYPES[source.dtype]), self.place(b, 0)
+            self.say(f"{name}({to}, {len(cells)}, {self.pointer(source)}, {places});", op)
             return
         for p in found:
-            to, x, kind = target + p.start, self.pointer(p.buffer, p.offset), TYPES[p.buffer.dtype]
-            if p.stride == 1:
-                self.say(f"memcpy(%s, %s, {p.size} * sizeof({kind}));", to, x, like=op)
-            else:
-                name = self.use("copy", kind)
-                self.say(f"{name}(%s, {p.size}, %s, {p.stride});", to, x, like=op)
+            x, kind = self.pointer(p.buffer, p.offset), TYPES[p.buffer.dtype]
+            self.copy_piece(self.place(b, p.start), x, kind, p.size, p.stride, op)
 
-    def store(self, op):
-        self.copied(self.pointer(op.buffer, 0), op.args[0], op)  # of a ring: its oldest row
+    def place(self, b, offset):
+        """Returns a pointer to an element of a buffer, or without one of the outputs."""
+        return plus("y", offset) if b is None else self.pointer(b, offset)
+
+    def copy_piece(self, y, x, kind, size, stride, op):
+        if stride == 1:
+            self.say(f"memcpy({y}, {x}, {size} * sizeof({kind}));", op)
+        else:
+            self.say(f"{self.use('copy', kind)}({y}, {size}, {x}, {stride});", op)
 
     # Maps
 
@@ -472,7 +429,7 @@ class Printer:
             name = self._unique("", "_".join(["each", *kinds[:3], str(n)]))
             self.loops[body] = name
             self.functions[name] = wrapped_head(f"static void {name}", body)
-        self.say(f"{self.loops[body]}({', '.join(['%s'] * len(values))});", *values, like=group[-1])
+        self.say(f"{self.loops[body]}({', '.join(values)});", group[-1])
 
     def statements_of(self, group, mine, parameters, cut):
         """Returns the lines for one element of a group, and {name: (type, pointer)} of results."""
@@ -500,12 +457,10 @@ class Printer:
             text = text.replace("modulo", "remainder_of")
         if op.name == "Cast" and kind != "int":
             text = f"({kind}){{0}}"
-        if op.name == "Divide" and is_real and self.is_integer(op):
+        first = self.program.owner(int(op.args[0][0])).dtype
+        if op.name == "Divide" and is_real and first in ("int64", "bool"):
             text = f"({kind}){{0}} / {{1}}"
         return self.linked(text).format(*operands)
-
-    def is_integer(self, op):
-        return self.program.owner(int(op.args[0][0])).dtype in ("int64", "bool")
 
     def reads_integers(self, op):
         """Returns whether all variable operands of a map are integers."""
@@ -517,7 +472,7 @@ class Printer:
         values = self.program.values(cells)
         if values is not None and (np.all(values == values[0]) or np.all(values != values)):
             is_whole = whole and values[0] == np.rint(values[0])
-            text = str(int(values[0])) if is_whole else self.literal(values[0])
+            text = str(int(values[0])) if is_whole else literals(values[:1], self.real)[0]
             return f"({text})" if text.startswith("-") else text
         (p,) = pieces(self.program, cells)
         if p.buffer in mine:
@@ -531,14 +486,6 @@ class Printer:
         name = parameters.setdefault(key, f"x{len(parameters)}")
         return f"{name}[{ {0: '0', 1: 'i'}.get(key[2], f'{key[2]} * i') }]"
 
-    def literal(self, value):
-        if value.dtype.kind in "iub":
-            return str(int(value))
-        if not np.isfinite(value):
-            return "NAN" if np.isnan(value) else "-INFINITY" if value < 0 else "INFINITY"
-        kind = np.float32 if self.real == "float" else np.float64
-        return str(kind(value)) + ("f" if self.real == "float" else "")
-
     # The whole
 
     def print(self) -> Source:
@@ -547,29 +494,27 @@ class Printer:
                 self.map(group)
             else:
                 getattr(self, group[0].kind)(group[0])
-        outputs = Op("copy", "", self.program.inputs[0], [])
-        self.copied(Place("y", "", 0, self.real), self.program.output, outputs)
-        for number, (rows, store) in self.heads().items():
-            head = Number(number, "head")
-            text = f"s->heads[%s] = {self.use('row')}(s->heads[%s] + 1, %s);"
-            self.say(text, head, head, Number(rows, "rows"), like=store)
+        self.copied(None, self.program.output, Op("copy", "", self.program.inputs[0], []))
+        for head, (rows, store) in self.heads().items():
+            moved = f"{self.use('row')}(s->heads[{head}] + 1, {rows})"
+            self.say(f"s->heads[{head}] = {moved};", store)
         reset, step, more_code = list(self.reset()), list(self.step()), self.more_code()
         members, state_bytes = self.members()
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
         sums = (re.fullmatch(r"(?:product|convolution)_(\d+)", name) for name in self.functions)
         widest = max((int(found[1]) for found in sums if found), default=0)
         stack_bytes = self.bytes_of_sums(widest)
-        in_file = {
-            n: a for n, (kind, a) in self.arrays.items() if self.in_file and kind == self.real
-        }
-        has_counts = any(_is_count(b) for b in self.program.states)
+        in_file = {n: a for n, (kind, a) in self.arrays.items() if self.is_in_file(kind)}
+        has_counts = any(
+            b.data is not None and b.data.dtype.kind == "i" for b in self.program.states
+        )
         texts = [
             f'#include "{self.prefix}.h"',
             "#include <math.h>\n#include <string.h>",
             _EXACT if has_counts and self.real != "int16_t" else "",
             *self.places(in_file),
             "/* Weights */",
-            *(self.table_text(name) for name in self.arrays if name not in in_file),
+            *(table_text(n, *array) for n, array in self.arrays.items() if n not in in_file),
             "/* Operations */",
             *self.functions.values(),
             "/* The model */",
@@ -611,8 +556,14 @@ class Printer:
     def step(self) -> Iterator[str]:
         if any(b.dtype == "int64" for b in self.program.inputs):
             yield "    const int64_t ids[1] = {token};"
+        names = {
+            name: "int " if self.is_in_file(kind) else f"const {kind} *"
+            for name, (kind, _) in self.arrays.items()
+        }
+        names |= dict.fromkeys(self.names.values(), "int ")
+        names |= {"x": f"const {self.real} *", "y": f"{self.real} *", "ids": "const int64_t *"}
         for guard, statements in itertools.groupby(self.statements, key=lambda s: s.guard):
-            lines = self.lines(grouped(list(statements)))
+            lines = self.lines(grouped(list(statements), names))
             if guard:
                 yield f"    if ({self.condition(guard)}) {{"
                 lines = itertools.chain((f"    {line}" for line in lines), ["}"])
@@ -629,7 +580,7 @@ class Printer:
             if statement.scope != scope:
                 scope = statement.scope
                 yield f"/* {comment_text(scope)} */"
-            yield from str(statement.code).splitlines()
+            yield from re.sub(r" \+ 0\b", "", statement.text).splitlines()
 
     def calls(self, function: Function) -> Iterator[str]:
         """Adds a function of equal layers, and yields its calls."""
@@ -668,10 +619,10 @@ class Printer:
             target = self.state(b)
             if np.all(data == data[0]):
                 yield f"    for (int i = 0; i < {b.size}; i++)"
-                yield f"        ({target})[i] = {self.literal(data[0])};"
+                yield f"        ({target})[i] = {literals(data[:1], self.real)[0]};"
             else:
                 table = self.table(data, "", f"{self.names[b]}_first")
-                yield f"    memcpy({target}, {table}, {b.size} * sizeof({table.kind}));"
+                yield f"    memcpy({target}, {table}, {b.size} * sizeof({TYPES[b.dtype]}));"
 
     def initial(self, b, data):
         """Returns the initial values of a state in its type."""
@@ -719,73 +670,39 @@ class Printer:
         y = f"{self.real} {pointer}y"
         return f"void {self.prefix}_step({self.prefix}_state *s, {x}, {y})"
 
-    def table_text(self, name):
-        kind, array = self.arrays[name]
-        if array.dtype.kind == "f" and np.all(np.isfinite(array)):
-            f = "f" if kind == "float" else ""
-            numbers = [n + f for n in array.astype("U").tolist()]
-        else:
-            numbers = [self.literal(n) for n in array]
-        rows = [", ".join(numbers[i : i + 8]) for i in range(0, len(numbers), 8)]
-        text = ",\n    ".join(rows)
-        return f"static const {kind} {name}[{len(numbers)}] = {{\n    {text}\n}};"
-
     def header(self, members, state_bytes, weight_bytes, stack_bytes):
         upper, about = self.prefix.upper(), self.about
-        inputs = "TOKENS" if about.takes_token else "INPUTS"
-        lines = "\n".join(f"    {member}" for member in members)
         names = ", ".join(map(_string, about.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
         delay, rate = map(_common, (about.delay, about.rate))
-        sizes = " if int has 4 bytes" + (" and a pointer 8" if self.in_file else "")
-        weights = f" `weights` has the content of {self.prefix}.bin." if self.in_file else ""
         if (delay, rate) != (0, 1):
             names = (
                 "/* Step DELAY + RATE * n writes output n of the model; other steps write "
                 f"{self.nothing}. */\n"
                 f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
             )
-        return f"""\
-#ifndef {upper}_H
-#define {upper}_H
-
-#include <stdint.h>
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-#define {upper}_{inputs} {about.inputs}
-#define {upper}_OUTPUTS {self.program.output.size}
-#define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state){sizes} */
-#define {upper}_WEIGHT_BYTES {weight_bytes}
-#define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, without call frames */
-{names}
-/* The state of one stream, and the memory of a step. */
-typedef struct {{
-{lines}
-}} {self.prefix}_state;
-
-/* Starts or restarts a stream.{weights} */
-{self.reset_signature()};
-
-/* Reads one time step x and writes the outputs y; x and y must not overlap. */
-{self.signature()};
-{self.more_declarations()}
-#ifdef __cplusplus
-}}
-#endif
-
-#endif
-"""
+        values = {
+            "UPPER": upper,
+            "PREFIX": self.prefix,
+            "KIND": "TOKENS" if about.takes_token else "INPUTS",
+            "INPUTS": str(about.inputs),
+            "OUTPUTS": str(self.program.output.size),
+            "STATE": str(state_bytes),
+            "POINTER": " and a pointer 8" * self.in_file,
+            "BYTES": str(weight_bytes),
+            "STACK": str(stack_bytes),
+            "NAMES": names,
+            "MEMBERS": "\n".join(f"    {member}" for member in members),
+            "WEIGHTS": f" `weights` has the content of {self.prefix}.bin." * self.in_file,
+            "RESET": self.reset_signature(),
+            "STEP": self.signature(),
+            "MORE": self.more_declarations(),
+        }
+        return filled_template("model.h", values)
 
 
 def _size_of(kind):
     return 8 if kind.endswith("*") else _BYTES[kind]  # a pointer has 8 bytes, or fewer
-
-
-def _is_count(state):
-    return state.data is not None and state.data.dtype.kind == "i"
 
 
 def _common(values):
@@ -794,14 +711,29 @@ def _common(values):
     return values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
 
 
-def _moved(pair, distance, at, count):
-    """Returns a pointer and its step, for the first of `count` blocks of columns, or in a loop."""
-    pointer, step = pair
-    if pointer == "NULL":
-        return pair
-    place = pointer + at * distance
-    moved = "%s + k" if distance == 1 else f"%s + k * {distance}"
-    return Code(moved, (place,)) if count > 1 else place, step
+_NOT_FINITE = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}
+
+
+def literals(values: np.ndarray, kind: str) -> list[str]:
+    """Returns numbers as C, floats in a type."""
+    if values.dtype.kind in "iub":
+        return values.astype("int64").astype("U").tolist()
+    numbers = values.astype("float32" if kind == "float" else "float64").astype("U").tolist()
+    suffix = "f" if kind == "float" else ""
+    return [_NOT_FINITE.get(number) or number + suffix for number in numbers]
+
+
+def table_text(name: str, kind: str, array: np.ndarray) -> str:
+    """Returns a table of numbers as C."""
+    numbers = literals(array.reshape(-1), kind)
+    rows = [", ".join(numbers[i : i + 8]) for i in range(0, len(numbers), 8)]
+    text = ",\n    ".join(rows)
+    return f"static const {kind} {name}[{len(numbers)}] = {{\n    {text}\n}};"
+
+
+def plus(pointer: str, offset: Any) -> str:
+    """Returns a pointer to a number after another, as C."""
+    return f"{pointer} + {offset}" if offset else pointer
 
 
 def block_width(columns: int) -> int:
@@ -836,25 +768,18 @@ def _string(text):
     return '"' + "".join(chr(o) if o in plain else f"\\{o:03o}" for o in octets) + '"'
 
 
-# Ends or nests a comment, splices lines, or is half of a trigraph.
-_NOT_IN_COMMENTS = re.compile(r"[^ -~]|\\|(?<=\*)/|(?<=/)\*|(?<=\?)\?")
-
-
 def comment_text(text: str) -> str:
     """Returns a text, such as a name, as a line of a comment in C or JavaScript.
+
+    What ends or nests a comment, splices lines, or is half of a trigraph is escaped.
 
     Example:
 
     >>> comment_text("a*/ é")
     'a*\\\\x2f \\\\xe9'
     """
-    return _NOT_IN_COMMENTS.sub(lambda found: _escaped(ord(found[0])), text)
-
-
-def _escaped(code_point):
-    if code_point < 2**8:
-        return f"\\x{code_point:02x}"
-    return f"\\u{code_point:04x}" if code_point < 2**16 else f"\\U{code_point:08x}"
+    text = text.encode("unicode_escape").decode()
+    return text.replace("*/", "*\\x2f").replace("/*", "/\\x2a").replace("??", "?\\x3f")
 
 
 def wrapped_head(head: str, body: str) -> str:

@@ -58,7 +58,7 @@ class Body:
     """
 
     def __init__(self, printer, group, parameters, cut):
-        self.printer, self.program = printer, printer.program
+        self.printer, self.program, self.bits = printer, printer.program, printer.bits
         self.scope, self.parameters, self.cut = group[0].scope, parameters, cut
         self.lines, self.outputs, self.found = [], {}, {}
         self.ops = {op.buffer: op for op in group}
@@ -95,13 +95,14 @@ class Body:
         same = values is not None and (np.all(values == values[0]) or np.all(np.isnan(values)))
         return float(values[0]) if same else None
 
-    def element(self, pointer, kind, stride):
-        """Returns an element of an array that the loop reads."""
-        return self.printer.element(self.parameters, (pointer, kind, stride))
+    def element_text(self, buffer, offset, stride):
+        """Returns an element of a buffer as C."""
+        key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
+        return self.printer.element(self.parameters, key)
 
     def element_of(self, buffer, offset, stride):
         """Returns an element of a buffer as a `Number`."""
-        text = self.element(self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride)
+        text = self.element_text(buffer, offset, stride)
         if buffer.dtype in ("int64", "bool"):
             return Number(f"(int64_t){text}", 0, 64, True)
         size = SIZES[buffer.dtype]
@@ -119,7 +120,8 @@ class Body:
         if values is not None:
             bits = fractional_bits(float(np.max(np.abs(values))))
             table = self.printer.quantized(values, bits, self.scope, "constant")
-            return Number(self.element(table, "int16_t", 1), bits)
+            text = self.printer.element(self.parameters, (table, "int16_t", 1))
+            return Number(text, bits)
         return self.element_of(*self.key(cells))
 
     def numbers(self, op):
@@ -145,9 +147,6 @@ class Body:
         return dataclasses.replace(x, text=name)
 
     # Fractional bits
-
-    def bits(self, b):
-        return self.printer.bits(b)
 
     def aligned(self, x, bits):
         """Returns a number with the given fractional bits, which may need more bits."""
@@ -212,8 +211,7 @@ class Body:
             return f"({int(value)})"
         b = self.owner(cells)
         if b not in self.ops:
-            buffer, offset, stride = self.key(cells)
-            return self.element(self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride)
+            return self.element_text(*self.key(cells))
         if b not in self.found:
             text = self.whole(self.ops[b])
             name = f"t{len(self.lines)}"
@@ -248,14 +246,13 @@ class Body:
             )
         return self.fitted(method(op, self.bits(b)), self.bits(b), SIZES[b.dtype])
 
-    def add(self, op, bits, sign="+"):
+    def add(self, op, bits):
         x, y = (self.aligned(self.operand(cells), bits) for cells in op.args)
-        size = max(x.size, y.size) + 1
+        size, sign = max(x.size, y.size) + 1, "+" if op.name == "Add" else "-"
         cast = "(int64_t)" if size > 32 else ""
         return Number(f"{cast}{x.text} {sign} {y.text}", bits, size, x.long or y.long or size > 32)
 
-    def subtract(self, op, bits):
-        return self.add(op, bits, "-")
+    subtract = add
 
     def multiply(self, op, bits):
         x, y = map(self.in_32, self.numbers(op))

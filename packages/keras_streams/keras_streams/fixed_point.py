@@ -7,18 +7,27 @@ of the program are what they are. Sums, squares of sums, and single numbers have
 that is closer, a table has 32 values for each power of two, as for a function of a logarithm.
 """
 
-import collections
 import math
+import re
 from typing import Any
 
 import numpy as np
 
 from keras_streams import passes
-from keras_streams.c_source import HELPERS, TYPES, Printer, Source, read_operations, wrapped
-from keras_streams.cells import Buffer, Op, Program, grid, pieces
-from keras_streams.fixed_maps import MEAN_BITS, WIDE_BITS, Body, fractional_bits
+from keras_streams.c_source import (
+    HELPERS,
+    TYPES,
+    Printer,
+    Source,
+    plus,
+    read_operations,
+    table_text,
+    wrapped,
+)
+from keras_streams.cells import Buffer, Op, Program, pieces
+from keras_streams.files import filled_template
+from keras_streams.fixed_maps import MEAN_BITS, SIZES, WIDE_BITS, Body, fractional_bits
 from keras_streams.lower import MAPS
-from keras_streams.statements import Number, Place
 
 _HUGE = 1e30  # larger numbers stand for infinity, and saturate
 _FAR = 12  # below all finite values, stands for minus infinity: its exponential is 0 in 16 bits
@@ -86,17 +95,15 @@ def _run(op, memory, observe):
     elif op.kind == "dot":
         y = np.sum(args[0] * args[1], axis=0)
     elif op.kind == "reduce":
-        y = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}[op.name](args[0], axis=0)
+        y = getattr(np, op.name)(args[0], axis=0)
     elif op.kind == "gather":
         index = args[0][0].astype(int)
         y = op.matrices[0][np.clip(index, 0, len(op.matrices[0]) - 1)].T
     else:  # copy and store
         y = args[0]
         if b.ring is not None:
-            memory[b.base : b.base + b.size - b.ring.width] = memory[
-                b.base + b.ring.width : b.base + b.size
-            ]
-            memory[b.base + b.size - b.ring.width : b.base + b.size] = y
+            rest = memory[b.base + b.ring.width : b.base + b.size]
+            memory[b.base : b.base + b.size] = np.concatenate([rest, y])
             return
     memory[b.base : b.base + b.size] = np.reshape(y, (b.size, -1))
     observe(b, y)
@@ -110,7 +117,7 @@ def _means(program, groups):
 
     They are those of a mean over all steps: a sample changes it by a small share.
     """
-    following, divided = collections.defaultdict(set), set()
+    following, divided = set(), set()
     for op in (op for group in groups for op in group):
         by_count = op.name == "Divide" and all(
             b.dtype == "int64" and b.kind != "constant" for b in program.owners(op.args[1])
@@ -120,20 +127,16 @@ def _means(program, groups):
         if by_count or op.name in _LINEAR or op.kind in ("copy", "store"):
             for b in program.reads([op]):
                 if b.kind != "constant" and b.dtype == op.buffer.dtype == program.real:
-                    following[b].add(op.buffer)
-    preceding = collections.defaultdict(set)
-    for b, others in following.items():
-        for other in others:
-            preceding[other].add(b)
+                    following.add((b, op.buffer))
 
     def reached(edges):
-        found, new = set(), set(divided)
+        found, new = set(), divided
         while new:
-            new = {other for b in new for other in edges[b]} - found
+            new = {b for a, b in edges if a in new} - found
             found |= new
         return found
 
-    return reached(following) & reached(preceding)
+    return reached(following) & reached({(b, a) for a, b in following})
 
 
 _LOGARITHMS = {"Log", "Log1p"}
@@ -190,7 +193,7 @@ def _read_in_16(program, groups, wide):
         if first.kind not in ("map", "reduce") and first.buffer not in wide:
             first.args = [cast(cells, first) for cells in first.args]
         found.append(group)
-    program.output = cast(program.output, groups[-1][0])
+    program.output = cast(program.output, Op("copy", "", program.inputs[0], []))
     return found
 
 
@@ -263,7 +266,6 @@ class FixedPrinter(Printer):
 
     def _calibrate(self, program, groups, x):
         """Finds the largest value of each buffer, and the buffers that share their bits."""
-        self.largest: dict[Buffer, float] = {}
         self.shared = _Groups()
 
         def join(a, cells):
@@ -284,8 +286,10 @@ class FixedPrinter(Printer):
             self.shared.join(next(iter(self.means)), b)
 
         self.ranges: dict[Buffer, tuple[float, float]] = {}
+        seen, infinite = set(), set()
 
         def observe(b, value):
+            seen.add(b)
             key = self.shared.of(b)
             with np.errstate(invalid="ignore"):
                 within = np.abs(value) < _HUGE
@@ -295,19 +299,11 @@ class FixedPrinter(Printer):
             if np.any(value <= -_HUGE):
                 infinite.add(key)
             self.ranges[key] = low, high
-            self.largest[key] = max(-low, high, 0.0)
 
-        seen, infinite = set(), set()
-
-        def watch(b, value):
-            observe(b, value)
-            seen.add(b)
-
-        simulate(program, groups, x, watch)
+        simulate(program, groups, x, observe)
         for key in infinite:
             low, high = self.ranges[key]
             self.ranges[key] = low - _FAR, high
-            self.largest[key] = max(_FAR - low, high)
         if any(op.buffer not in seen for group in groups for op in group if op.kind != "store"):
             raise ValueError(
                 "`representative_data` must have more steps, so that all layers receive samples. "
@@ -355,11 +351,12 @@ class FixedPrinter(Printer):
 
     def largest_of(self, b):
         """Returns the largest absolute value of a buffer."""
-        return self.largest.get(self.shared.of(b), 0.0)
+        low, high = self.range_of(b)
+        return max(-low, high, 0.0)
 
     def _find_front(self, program, groups):
         """Finds the maps of the inputs alone, such as a standardization, for `quantize`."""
-        if self._reads_token(program):
+        if any(b.dtype == "int64" for b in program.inputs):  # a token
             return
         inside = {b: [b.cells.reshape(-1)] for b in program.inputs}
         found, size = [], sum(b.size for b in program.inputs)
@@ -377,13 +374,9 @@ class FixedPrinter(Printer):
             (self.front_buffer,) = read
             self.front = found
 
-    def _reads_token(self, program):
-        return any(b.dtype == "int64" for b in program.inputs)
-
-    def pointer(self, b, offset):
-        if self.front and b is self.front_buffer:
-            return Place("x", "", offset, self.real)
-        return super().pointer(b, offset)
+    def pointer(self, b, offset=0):
+        is_input = self.front and b is self.front_buffer
+        return plus("x", offset) if is_input else super().pointer(b, offset)
 
     # Tables
 
@@ -403,16 +396,17 @@ class FixedPrinter(Printer):
             self.wide_product(op)
             return
         start, *operands = op.args
-        rows, n = start.shape
-        y, y_bits = self.pointer(op.buffer, 0), self.bits(op.buffer)
-        known, more = self.program.values(start), ("NULL", 0, 0)
+        n = start.shape[1]
+        y, y_bits = (self.pointer(op.buffer), n), self.bits(op.buffer)
+        known, begin, start_shift = self.program.values(start), ("NULL", 0), 0
         if known is None:
             (p,) = pieces(self.program, start)
-            more = self.pointer(p.buffer, p.offset), n, self.bits(p.buffer) - y_bits
+            begin = self.pointer(p.buffer, p.offset), n
+            start_shift = self.bits(p.buffer) - y_bits
         elif np.any(known):
             same = np.all(known == known[0])
-            bias = self.quantized(known[0] if same else known, y_bits, op.scope, "bias")
-            more = bias, 0 if same else n, 0
+            values = known[0] if same else known
+            begin = self.quantized(values, y_bits, op.scope, "bias"), 0 if same else n
         for cells, matrix in zip(operands, op.matrices, strict=True):
             ((p,), step) = passes.rows_of(self.program, cells)
             x_bits = self.bits(p.buffer)
@@ -421,7 +415,7 @@ class FixedPrinter(Printer):
             scale = np.maximum(scale, np.sum(np.abs(matrix), axis=0) / 2**15)
             scale = np.where(scale > 0, scale, np.max(scale) or 1.0)
             shift = x_bits - y_bits - math.frexp(np.max(scale))[1]
-            if not (-15 < shift < 30 and -15 < more[2] < 31):
+            if not (-15 < shift < 30 and -15 < start_shift < 31):
                 raise ValueError(
                     f"The weights of {op.scope} are too large or too small for 8 bits."
                 )
@@ -429,115 +423,95 @@ class FixedPrinter(Printer):
             scales = np.rint(np.minimum(scale * 2.0 ** (shift + 15 + y_bits - x_bits), 32767))
             scales = self.table(scales.astype("int16"), op.scope, "scale", "int16_t")
             if p.size < (_MANY_ROWS if n >= 16 else 12):
-                name = self.use("product_N", N=n)
+                name, columns = self.use("product_N", N=n), []
             else:
-                name, w = self.use("rows_product"), w.T
+                name, columns, w = self.use("rows_product"), [n], w.T
             w = self.table(w, op.scope, "kernel", "int8_t")
-            columns = f"{n}, " if name == "rows_product" else ""
-            x = self.pointer(p.buffer, p.offset)
-            shifts = (Number(by, "shift") for by in (more[2], shift))
-            start_shift, shift = ((by, 0) for by in shifts)
-            text = f"{name}({columns}%s, %s, %s, %s, {p.size}, %s, %s, %s);"
-            pointers = (y, n), more[:2], start_shift, (x, step), (w, 0), (scales, 0), shift
-            self.rows_loop(op, rows, text, *pointers)
-            more = y, n, 0
+            x = self.pointer(p.buffer, p.offset), step
+            fixed = ((value, 0) for value in (p.size, w, scales, shift))
+            columns = ((value, 0) for value in columns)
+            self.each_row(op, name, *columns, y, begin, (start_shift, 0), x, *fixed)
+            begin, start_shift = y, 0
 
     def wide_product(self, op):
         """Adds a product with weights of 16 bits and a result of 32."""
         start, *operands = op.args
-        rows, n = start.shape
-        y, y_bits = self.pointer(op.buffer, 0), self.bits(op.buffer)
+        n, y_bits = start.shape[1], self.bits(op.buffer)
+        y = self.pointer(op.buffer), n
         first = self.quantized(self.program.values(start), y_bits, op.scope, "start", "int32_t")
         begin = first, n
         for cells, matrix in zip(operands, op.matrices, strict=True):
             ((p,), step) = passes.rows_of(self.program, cells)
             matrix = matrix.astype("float64")
-            w_bits = np.array(
-                [fractional_bits(largest) for largest in np.max(np.abs(matrix), axis=0)]
-            )
+            w_bits = np.array([fractional_bits(most) for most in np.max(np.abs(matrix), axis=0)])
             w = np.clip(np.rint(matrix * 2.0**w_bits), -32767, 32767).astype("int16").T
             w = self.table(w, op.scope, "kernel", "int16_t")
             shifts = np.clip(w_bits + self.bits(p.buffer) - y_bits, -30, 62).astype("int8")
             shifts = self.table(shifts, op.scope, "shift", "int8_t")
             name = self.use("wide_product", TYPES[p.buffer.dtype])
-            text = f"{name}(%s, {n}, %s, %s, {p.size}, %s, %s);"
             x = self.pointer(p.buffer, p.offset), step
-            self.rows_loop(op, rows, text, (y, n), begin, x, (w, 0), (shifts, 0))
-            begin = y, n
+            self.each_row(op, name, y, (n, 0), begin, x, (p.size, 0), (w, 0), (shifts, 0))
+            begin = y
 
     def dot(self, op):
-        name, y, n = self.use("sum_products"), self.pointer(op.buffer, 0), op.size
-        arguments, bits = [], 0
+        factors, bits = [], 0
         for cells in op.args:
             values = self.program.values(cells)
             if values is not None:
                 own = fractional_bits(float(np.max(np.abs(values))))
-                table = self.quantized(values, own, op.scope, "kernel")
-                arguments.append((table, n, 1))
+                factors.append(f"{self.quantized(values, own, op.scope, 'kernel')}, {op.size}, 1")
             else:
-                found = grid(self.program, cells)
-                own = self.bits(found.buffer)
-                arguments.append((self.pointer(found.buffer, found.offset), *found.strides))
+                own = self.bits(self.program.owner(int(cells.flat[0])))
+                factors.append(self.grid(cells))
             bits += own
-        (a, a_term, a_step), (b, b_term, b_step) = arguments
-        text = (
-            f"{name}(%s, {n}, {len(op.args[0])}, %s, {a_term}, {a_step}, %s, {b_term}, {b_step}, "
-            "%s);"
+        name, shift, y = (
+            self.use("sum_products"),
+            bits - self.bits(op.buffer),
+            self.pointer(op.buffer),
         )
-        self.say(text, y, a, b, Number(bits - self.bits(op.buffer), "shift"), like=op)
+        self.say(f"{name}({y}, {op.size}, {len(op.args[0])}, {', '.join(factors)}, {shift});", op)
 
     def reduce(self, op):
         (cells,) = op.args
         if op.name not in _FOLDS:
             raise ValueError(f"The reduction {op.name!r} has no integer version.")
-        found = grid(self.program, cells)
+        b = self.program.owner(int(cells.flat[0]))
         clip = {"int32": "clip32", "int64": "clip64"}.get(op.buffer.dtype, "clip16_long")
         words = {"NAME": op.name, "OUT": TYPES[op.buffer.dtype], "FOLD": _FOLDS[op.name]}
-        name = self.use("reduce_NAME_OUT", TYPES[found.buffer.dtype], CLIP=clip, **words)
-        shift = self.bits(found.buffer) - self.bits(op.buffer)
-        term, step = found.strides
-        x = self.pointer(found.buffer, found.offset)
-        text = f"{name}(%s, {op.size}, {len(cells)}, %s, {term}, {step}, %s);"
-        self.say(text, self.pointer(op.buffer, 0), x, Number(shift, "shift"), like=op)
+        name = self.use("reduce_NAME_OUT", TYPES[b.dtype], CLIP=clip, **words)
+        y, shift = self.pointer(op.buffer), self.bits(b) - self.bits(op.buffer)
+        self.say(f"{name}({y}, {op.size}, {len(cells)}, {self.grid(cells)}, {shift});", op)
 
     def gather(self, op):
         (p,) = pieces(self.program, op.args[0])
-        index = self.pointer(p.buffer, p.offset)
+        index, y = self.pointer(p.buffer, p.offset), self.pointer(op.buffer)
         (table,) = op.matrices
-        name = self.use("lookup")
         w = self.quantized(table, self.bits(op.buffer), op.scope, "table")
-        text = f"{name}(%s, {op.size}, *(%s), {len(table)}, %s);"
-        self.say(text, self.pointer(op.buffer, 0), index, w, like=op)
+        self.say(f"{self.use('lookup')}({y}, {op.size}, *({index}), {len(table)}, {w});", op)
 
-    def copied(self, target, cells, op):
+    def copied(self, b, cells, op):
         """Copies numbers to consecutive ones, also between 8 and 16 bits, and constants."""
         cells = cells.reshape(-1)
-        if str(target) == "y":  # the outputs
+        if b is None:  # the outputs
             owners = [b for b in self.program.owners(cells) if b.kind != "constant"]
             kind, bits = "int16", self.bits(owners[0]) if owners else 15
             self.output_bits = bits
         else:
-            kind, bits = op.buffer.dtype, self.bits(op.buffer)
+            kind, bits = b.dtype, self.bits(b)
         for p in pieces(self.program, cells):
-            to = target + p.start
+            y, x, stride, source = self.place(b, p.start), None, p.stride, p.buffer.dtype
             if p.buffer.kind == "constant" and kind in ("int16", "int8", "int32"):
                 values = self.program.values(cells[p.start : p.stop])
                 source, stride = "int32" if kind == "int32" else "int16", 1
                 x = self.quantized(values, bits, op.scope, "constant", TYPES[source])
-            else:
-                x, stride, source = self.pointer(p.buffer, p.offset), p.stride, p.buffer.dtype
+            x = x or self.pointer(p.buffer, p.offset)
             if kind == "int16" and source in ("int64", "bool"):
                 raise ValueError("An output of integers has no integer version.")
-            if kind == "int16" and source == "int8":
-                name = self.use("expand")
-            elif kind == "int8" and source == "int16":
-                name = self.use("shorten")
-            elif stride == 1:
-                self.say(f"memcpy(%s, %s, {p.size} * sizeof({TYPES[source]}));", to, x, like=op)
-                continue
+            if {kind, source} == {"int16", "int8"}:
+                name = self.use("expand" if source == "int8" else "shorten")
+                self.say(f"{name}({y}, {p.size}, {x}, {stride});", op)
             else:
-                name = self.use("copy", TYPES[source])
-            self.say(f"{name}(%s, {p.size}, %s, {stride});", to, x, like=op)
+                self.copy_piece(y, x, TYPES[source], p.size, stride, op)
 
     # Maps
 
@@ -554,16 +528,15 @@ class FixedPrinter(Printer):
 
     # Inputs and outputs
 
-    def literal(self, value):
-        return str(int(value)) if np.isfinite(value) else "INT16_MIN"
-
     def initial(self, b, data):
         if b.dtype in ("int64", "bool"):
-            return data.astype("int64")
-        bits = self.bits(b)
-        values = np.nan_to_num(data * 2.0**bits, posinf=32767, neginf=-32768)
-        values = np.clip(np.rint(values), -32768, 32767)
-        return (values // 256 if b.dtype == "int8" else values).astype("int16")
+            return super().initial(b, data)
+        most = 2 ** (SIZES[b.dtype] - 1) - 1
+        values = np.nan_to_num(data * 2.0 ** self.bits(b), posinf=most, neginf=-most - 1)
+        values = np.clip(np.rint(values), -most - 1, most)
+        if b.dtype == "int8":  # the upper 8 of 16 bits
+            values = np.minimum((values + 128) // 256, 127)
+        return values.astype("int64" if b.dtype == "fixed64" else b.dtype)
 
     def more_declarations(self):
         name = self.prefix
@@ -574,66 +547,34 @@ class FixedPrinter(Printer):
         )
 
     def more_code(self):
-        name, n = self.prefix, self.program.output.size
-        is_clocked = any(s.guard for s in self.statements) or self.has_nothing
-        is_nothing = "q[k] == INT16_MIN ? NAN : " if is_clocked else ""
-        code = [
-            f"void {name}_dequantize(const int16_t *q, float *y)\n{{\n"
-            f"    for (int k = 0; k < {n}; k++)\n"
-            f"        y[k] = {is_nothing}ldexpf(q[k], {-self.output_bits});\n}}"
-        ]
-        if not self.about.takes_token:
-            code.append(self._quantize())
-        return "/* Floating-point conversions */\n\n" + "\n\n".join(code)
-
-    @property
-    def has_nothing(self):
-        values = [
-            self.program.values(cells)
-            for group in self.groups
-            for op in group
-            if op.name == "Where"
-            for cells in op.args[1:]
-        ]
-        return any(v is not None and np.any(np.isnan(v)) for v in values)
-
-    def _quantize(self):
-        name, n = self.prefix, self.about.inputs
-        lines, code, bits = ["const float *y = x;"], [], 0
+        bits = [self.bits(b) for b in self.program.inputs for _ in range(b.size)]
+        code, maps = [], ["const float *y = x;"]
         if self.front:
-            printer = Printer(self.program, [], name, "float", self.about)
-            printer.kept, printer.offsets = {self.front_buffer}, {self.front_buffer: 0}
-            changed = [*self.program.inputs, *(op.buffer for op in self.front)]
-            dtypes = [b.dtype for b in changed]
-            for b in changed:
-                b.dtype = "bool" if b.dtype == "bool" else "float32"
-            printer.taken = set(self.taken)
-            printer.loop(self.front, {op.buffer: f"v{i}" for i, op in enumerate(self.front)}, 0, n)
-            code += [printer.table_text(table) for table in printer.arrays]
-            code += printer.functions.values()
-            (statement,) = printer.statements
-            of_the_step = Place("s->work", "", 0, "float")
-            values = ["y" if v == of_the_step else v for v in statement.code.parts]
-            lines = [f"float y[{n}];", statement.code.text % tuple(values)]
-            for b, dtype in zip(changed, dtypes, strict=True):
-                b.dtype = dtype
-            bits = f"{self.bits(self.front_buffer)}"
-            conversion = [f"    float scaled = rintf(ldexpf(y[k], {bits}));"]
-        else:
-            shared = {self.bits(b) for b in self.program.inputs}
-            if len(shared) == 1:
-                conversion = [f"    float scaled = rintf(ldexpf(y[k], {shared.pop()}));"]
-            else:
-                each = [self.bits(b) for b in self.program.inputs for _ in range(b.size)]
-                numbers = ", ".join(map(str, each))
-                code.append(f"static const int input_bits[{n}] = {{{numbers}}};")
-                conversion = ["    float scaled = rintf(ldexpf(y[k], input_bits[k]));"]
-        lines += [
-            f"for (int k = 0; k < {n}; k++) {{",
-            *conversion,
-            "    q[k] = (int16_t)(scaled < -32767 ? -32767 : scaled > 32767 ? 32767 : scaled);",
-            "}",
-        ]
-        body = "\n".join(wrapped("    ", line) for line in lines)
-        code.append(f"void {name}_quantize(const float *x, int16_t *q)\n{{\n{body}\n}}")
-        return "\n\n".join(code)
+            code, maps = self._print_front()
+            bits = [self.bits(self.front_buffer)] * len(bits)
+        values = {
+            "PREFIX": self.prefix,
+            "UPPER": self.prefix.upper(),
+            "BITS": str(self.output_bits),
+            "TABLES": "".join(f"{text}\n\n" for text in code),
+            "INPUT": ", ".join(map(str, bits)),
+            "MAPS": "\n".join(wrapped("    ", line) for line in maps),
+        }
+        return filled_template("fixed_conversions.c", values).strip()
+
+    def _print_front(self):
+        """Returns the functions and the statements of the inputs' maps, in floating point."""
+        printer = Printer(self.program, [], self.prefix, "float", self.about)
+        printer.kept, printer.offsets = {self.front_buffer}, {self.front_buffer: 0}
+        printer.taken = set(self.taken)
+        changed = [*self.program.inputs, *(op.buffer for op in self.front)]
+        dtypes = [b.dtype for b in changed]
+        for b in changed:
+            b.dtype = "bool" if b.dtype == "bool" else "float32"
+        printer.map(self.front)
+        code = [table_text(name, *array) for name, array in printer.arrays.items()]
+        code += printer.functions.values()
+        for b, dtype in zip(changed, dtypes, strict=True):
+            b.dtype = dtype
+        statements = (re.sub(r"s->work( \+ 0\b)?", "y", s.text) for s in printer.statements)
+        return code, [f"float y[{self.about.inputs}];", *statements]

@@ -1,8 +1,5 @@
 """Which layer of integer-only C loses accuracy."""
 
-import dataclasses
-from collections.abc import Sequence
-
 import numpy as np
 
 from keras_streams.cells import Buffer
@@ -11,85 +8,58 @@ from keras_streams.fixed_maps import SIZES
 from keras_streams.fixed_point import FixedPrinter, simulate
 
 
-@dataclasses.dataclass
-class LayerSummary:
-    """How well integers stand for the results of a layer.
+def layer_table(printer: FixedPrinter, x: np.ndarray) -> list[str]:
+    """Returns the lines of a table of the layers, in the order of execution.
 
-    Attributes:
-        name: Path of the layer.
-        largest: Largest absolute value of its last result.
-        saturated: Share of its numbers that exceed their range.
-        error: Largest difference of its last result from floating point, as a share of `largest`.
-    """
-
-    name: str
-    largest: float = 0.0
-    saturated: float = 0.0
-    error: float = 0.0
-
-
-def summarize(printer: FixedPrinter, x: np.ndarray) -> list[LayerSummary]:
-    """Returns the layers in the order of execution.
+    It has the largest absolute value of a layer's last result, the share of its numbers that exceed
+    their range, and the largest difference of its last result from floating point, as a share of
+    the largest value.
 
     Args:
         printer: Printer that has printed the program.
         x: Inputs (steps, inputs), or tokens (steps,).
     """
     stream = FixedStream(printer.print_apart())
-    ops = [op for group in printer.groups for op in group]
-    last = {op.scope: op.buffer for op in ops if _is_compared(printer, op.buffer)}
-    scopes = {op.buffer: op.scope for op in ops if _is_compared(printer, op.buffer)}
-    found = {scope: LayerSummary(scope or "model") for scope in scopes.values()}
-    counts, saturated = dict.fromkeys(found, 0), dict.fromkeys(found, 0)
-    errors = dict.fromkeys(found, 0.0)
+    of_quantize = {op.buffer for op in printer.front}
+    scopes = {
+        op.buffer: op.scope or "model"
+        for group in printer.groups
+        for op in group
+        if op.buffer in printer.kept - of_quantize and op.buffer.dtype in ("int16", "int32")
+    }
+    last = {scope: b for b, scope in scopes.items()}
+    largest, errors = dict.fromkeys(last, 0.0), dict.fromkeys(last, 0.0)
+    counts, saturated = dict.fromkeys(last, 0), dict.fromkeys(last, 0)
     values: dict[Buffer, np.ndarray] = {}  # of the step so far
-    step = -1
+    steps = iter(x)
 
     def compare():
         for b, value in values.items():
             numbers, scope = printer.result(b, stream.memory), scopes[b]
-            most = 2 ** (SIZES[b.dtype] - 1) - 1
             counts[scope] += b.size
-            saturated[scope] += np.count_nonzero(np.abs(numbers) == most)
+            saturated[scope] += np.count_nonzero(np.abs(numbers) == 2 ** (SIZES[b.dtype] - 1) - 1)
             if b is last[scope]:
                 expected = np.reshape(value, (b.size, -1))[:, 0]
                 is_finite = np.abs(expected) < 1e30  # more stands for infinity
                 expected = expected[is_finite]
-                numbers = numbers[is_finite] * 2.0 ** -printer.bits(b)
-                errors[scope] = max(errors[scope], np.max(np.abs(numbers - expected), initial=0))
-                largest = np.max(np.abs(expected), initial=0)
-                found[scope].largest = max(found[scope].largest, float(largest))
+                error = np.abs(numbers[is_finite] * 2.0 ** -printer.bits(b) - expected)
+                errors[scope] = np.max(error, initial=errors[scope])
+                largest[scope] = np.max(np.abs(expected), initial=largest[scope])
         values.clear()
 
     def observe(b, value):
-        nonlocal step
         if b is printer.program.inputs[0]:  # the first result of a step
             compare()
-            step += 1
-            stream.step(x[step])
+            stream.step(next(steps))
         elif b in scopes:
             values[b] = value
 
     simulate(printer.program, printer.groups, x[None], observe)
     compare()
-    for scope, layer in found.items():
-        layer.saturated = saturated[scope] / max(counts[scope], 1)
-        layer.error = float(errors[scope] / (layer.largest or 1.0))
-    return list(found.values())
-
-
-def _is_compared(printer, b):
-    is_of_quantize = b in {op.buffer for op in printer.front}
-    return b in printer.kept and b.dtype in ("int16", "int32") and not is_of_quantize
-
-
-def as_table(layers: Sequence[LayerSummary]) -> list[str]:
-    """Returns the lines of a table."""
-    width = max([len(layer.name) for layer in layers] + [5])
+    width = max(map(len, [*last, "layer"]))
     lines = [f"{'layer':{width}}  largest value  saturated    error"]
-    for layer in layers:
-        lines.append(
-            f"{layer.name:{width}}  {layer.largest:13.4g}  {layer.saturated:9.2%}  "
-            f"{layer.error:7.2%}"
-        )
+    for scope in last:
+        error = errors[scope] / (largest[scope] or 1)
+        share = saturated[scope] / max(counts[scope], 1)
+        lines.append(f"{scope:{width}}  {largest[scope]:13.4g}  {share:9.2%}  {error:7.2%}")
     return lines

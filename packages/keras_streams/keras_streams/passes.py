@@ -289,11 +289,8 @@ def copy_scattered(program: Program, contiguous: bool = False) -> None:
     before, program.ops = program.ops, []
     for op in before:
         for i, cells in enumerate(op.args):
-            if op.kind in ("copy", "gather") or _is_readable(program, op, i, cells):
-                if not contiguous or op.kind in ("copy", "gather", "map"):
-                    continue
-                if _is_contiguous(program, op, i, cells):
-                    continue
+            if _is_readable(program, op, i, contiguous):
+                continue
             values = program.values(cells)
             if values is not None:
                 op.args[i] = program.constant(values, op.scope).reshape(cells.shape)
@@ -303,24 +300,24 @@ def copy_scattered(program: Program, contiguous: bool = False) -> None:
         program.ops.append(op)
 
 
-def _is_readable(program, op, i, cells):
-    if op.kind == "map" or (op.kind == "product" and i == 0):
-        return len(pieces(program, cells)) <= _MOST_PIECES or is_uniform(program, cells)
-    if op.kind == "product":
-        return rows_of(program, cells) is not None
-    if cells.shape[1] == 1:
-        return len(pieces(program, cells)) <= _MOST_PIECES
-    return grid(program, cells) is not None or all(len(pieces(program, row)) == 1 for row in cells)
-
-
-def _is_contiguous(program, op, i, cells):
-    if program.values(cells) is not None:
+def _is_readable(program, op, i, contiguous):
+    cells = op.args[i]
+    if op.kind in ("copy", "gather"):
         return True
-    if op.kind == "product":
+    if op.kind == "dot" and not contiguous:
+        return grid(program, cells) is not None or all(
+            len(pieces(program, row)) == 1 for row in cells
+        )
+    if op.kind in ("dot", "reduce"):
+        found = grid(program, cells)
+        return found is not None and found.buffer.ring is None
+    if op.kind == "product" and i > 0 and rows_of(program, cells) is None:
+        return False
+    if op.kind == "product" and contiguous and program.values(cells) is None:
         found = pieces(program, cells if i == 0 else cells[0])
         return len(found) == 1 and found[0].stride == 1 and found[0].buffer.ring is None
-    found = grid(program, cells)
-    return found is not None and found.buffer.ring is None
+    few = i > 0 and op.kind == "product" or len(pieces(program, cells)) <= _MOST_PIECES
+    return few or is_uniform(program, cells)
 
 
 def is_uniform(program: Program, cells: np.ndarray) -> bool:

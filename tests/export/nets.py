@@ -1,12 +1,18 @@
-"""Random nets that stream: layers, widths, dilations, activations and stacks."""
+"""Nets that stream: random ones, those with a head, and graphs of Keras layers."""
 
 import contextlib
 
 import keras
 import numpy as np
+from keras import layers, ops
 
 from trellis_keras.layers import LRU, TCN, GridLSTMCell, RHNCell, StackedRNN, TCNBlock, TrellisLayer
-from trellis_keras.models import PolyphonicModel, SequenceClassifier, SequenceRegressor
+from trellis_keras.models import (
+    LanguageModel,
+    PolyphonicModel,
+    SequenceClassifier,
+    SequenceRegressor,
+)
 
 CHANNELS = 3
 ACTIVATIONS = [
@@ -150,3 +156,69 @@ def draw(net, rng):
         if any(part in weight.path for part in ("variance", "scale", "gain", "gamma")):
             value = 1 + np.abs(value)
         weight.assign(value)
+
+
+def classifier(**options):
+    backbone = TCN(4, kernel_size=3, depth=2, return_sequences=False)
+    model = SequenceClassifier(backbone, 2, class_names=["walk", "run"], normalize=True, **options)
+    model.build((None, None, CHANNELS))
+    draw(model, np.random.default_rng(0))
+    return model
+
+
+def language_model(head=None, tie_embeddings=True):
+    backbone = LRU(4, 2, stateful=True)
+    model = LanguageModel(9, 4, backbone, head=head, tie_embeddings=tie_embeddings)
+    model.build((1, None))
+    draw(model, np.random.default_rng(0))
+    return model
+
+
+def residual(x):
+    """Delays, groups and depthwise kernels, down and up again."""
+    y = layers.Conv1D(4, 5, padding="same", activation="relu")(x)
+    z = layers.Conv1D(4, 3, groups=2, padding="causal", dilation_rate=2)
+    z = layers.SpectralNormalization(z)(y)
+    z = layers.BatchNormalization()(layers.DepthwiseConv1D(3, padding="same")(z))
+    y = layers.Add()([y, z])
+    down = layers.SeparableConv1D(6, 4, strides=2, padding="same", activation="tanh")(y)
+    up = layers.Conv1DTranspose(4, 4, strides=2, padding="same")(down)
+    held = layers.UpSampling1D(2)(layers.MaxPooling1D(2)(y))
+    return layers.Softmax()(layers.Dense(3)(layers.Concatenate()([up, held, y])))
+
+
+def spotter(x):
+    """Strides, pooling and a recurrent net, with running pooling at the end."""
+    x = layers.Conv1D(8, 4, strides=2, padding="causal", activation="relu")(x)
+    x = layers.AveragePooling1D(3, strides=2, padding="same")(x)
+    x = layers.GRU(5, return_sequences=True, dropout=0.5)(x)
+    x = layers.TimeDistributed(layers.Dense(6))(layers.LSTM(4, return_sequences=True)(x))
+    mean, largest = layers.GlobalAveragePooling1D()(x), layers.GlobalMaxPooling1D()(x)
+    return layers.Dense(2)(layers.Concatenate()([mean, largest]))
+
+
+def padded(x):
+    """Padding before the first step, which biases, states and pools see."""
+    x = layers.Dense(4)(layers.ZeroPadding1D((4, 0))(x))
+    x = TCN(4, 2, depth=2)(x)
+    x = layers.MaxPooling1D(3, strides=1, padding="same")(x)
+    x = layers.Conv1D(5, 4, activation="elu")(x)
+    return layers.Reshape((-1, 2))(x[..., 1:3])[:, 1:]
+
+
+def arithmetic(x):
+    """Operators, slices, and layers that move numbers."""
+    y = (x[:, 1:] - x[:, :-1]) * 0.5 + np.array([1.0, 2.0, 3.0], "float32")
+    y = ops.maximum(ops.log1p(ops.abs(y[..., ::-1])), 0.25 - y)
+    return layers.Multiply()([y, layers.Rescaling(2.0)(y), 1.5 * y])[:, ::3]
+
+
+GRAPHS = {f.__name__: f for f in (residual, spotter, padded, arithmetic)}
+
+
+def graph(name):
+    """Returns a model of `GRAPHS`."""
+    x = keras.Input((None, 3))
+    model = keras.Model(x, GRAPHS[name](x), name=name)
+    draw(model, np.random.default_rng(0))
+    return model
