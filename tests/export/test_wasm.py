@@ -7,7 +7,6 @@ import subprocess
 import numpy as np
 import pytest
 
-import keras_streams
 from keras_streams.c import keras_steps
 from tests.export.nets import CHANNELS, classifier, language_model
 from trellis_keras.export import export
@@ -71,10 +70,6 @@ def test_tokens(tmp_path):
 def test_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must end in .wasm"):
         export(classifier(), tmp_path / "model.c", format="wasm")
-    with pytest.raises(ValueError, match="only for format='c'.*quantization_tolerance=0.3"):
-        keras_streams.export(
-            classifier(), tmp_path / "model.wasm", format="wasm", quantization_tolerance=0.3
-        )
     monkeypatch.setattr("keras_streams.wasm.has_zig", lambda: False)
     with pytest.raises(ImportError, match="pip install ziglang"):
         export(classifier(), tmp_path / "model.wasm", format="wasm")
