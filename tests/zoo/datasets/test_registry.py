@@ -30,8 +30,8 @@ def test_names_and_terms():
         ("mnist", {}, "Did you mean 'seq_mnist'"),
         ("text", {"unti": "word"}, "option of the data set 'text'.*'unti'; .* mean 'unit'"),
         ("ptb", {"first": 9}, r"Received: 'first'; known: \[\]"),
-        ("text", {}, r"'text' needs the options \['path'\]"),
-        ("adding", {}, r"needs the options \['T'\]"),
+        ("text", {}, "'text' needs the option `path`"),
+        ("adding", {}, "needs the option `T`"),
     ],
 )
 def test_unknown_names_and_options(name, options, message):
@@ -63,11 +63,6 @@ def test_streams_of_texts_and_music():
     dataset = Dataset("some", rolls, rolls, rolls, "", PianoRollStream)
     assert dataset.sizes["test"] == 3
     assert dataset.stream("test", 2).lengths == (3,)
-
-
-def test_data_sets_are_compared_by_their_checksum():
-    one, other = load("pydoc"), load("pydoc")
-    assert one != other and len({one, other}) == 2 and one.checksum == other.checksum
 
 
 _WITHOUT_TENSORFLOW = """

@@ -1,4 +1,4 @@
-"""Local copies, and downloads: verified, complete or not there, one process at a time."""
+"""Local copies, and downloads: verified, whole or absent, by one process at a time."""
 
 import concurrent.futures
 import errno
@@ -7,7 +7,6 @@ import hashlib
 import http.server
 import io
 import os
-import pathlib
 import subprocess
 import threading
 import zipfile
@@ -19,7 +18,7 @@ from tests.support.processes import script_command
 from trellis_keras import files
 from trellis_keras.files import read_blocks, read_file
 from trellis_keras.zoo.datasets import load, music, sources, texts
-from trellis_keras.zoo.datasets.sources import Download, Source, cache_folder
+from trellis_keras.zoo.datasets.sources import Download, Source
 
 TEXTS = {
     "train": b" the cat sat \n the <unk> ran \n",
@@ -53,7 +52,8 @@ def test_compressed_and_plain_files_are_the_same(copy):
 
 
 def test_environment_variable_and_argument(copy, tmp_path, monkeypatch):
-    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(copy))
+    monkeypatch.setenv("HOME", str(copy.parent))
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, f"~/{copy.name}")
     assert len(load("ptb").train) == 8
     other = tmp_path / "other"
     with pytest.raises(FileNotFoundError, match="data_dir is not a folder. Received: .*other"):
@@ -66,15 +66,6 @@ def test_environment_variable_and_argument(copy, tmp_path, monkeypatch):
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(other / "typo"))
     with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_DATA is not a folder.*typo"):
         load("ptb")
-
-
-def test_a_tilde_is_the_home_folder(copy, monkeypatch):
-    monkeypatch.setenv("HOME", str(copy.parent))
-    folder = f"~/{copy.name}"
-    assert len(load("ptb", data_dir=folder).train) == 8
-    assert load("text", path=f"{folder}/ptb/ptb.train.txt", split=(0.5, 0.25, 0.25)).name == "text"
-    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, folder)
-    assert len(load("ptb").train) == 8
 
 
 @pytest.mark.parametrize(
@@ -139,9 +130,9 @@ def site(tmp_path, monkeypatch):
     server.server_close()
 
 
-def zipped(members, compression=zipfile.ZIP_DEFLATED):
+def zipped(members):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return file.getvalue()
@@ -151,11 +142,11 @@ MEMBERS = {f"data/{split}": content for split, content in TEXTS.items()}
 FILES = {f"some/{split}.txt": f"data/{split}" for split in TEXTS}
 
 
-def publish(site, content, **checksums):
+def publish(site, content, checksum=None):
     """Puts an archive on the site, and returns the data set's `Source`."""
     (site / "some.zip").write_bytes(content)
-    checksums = checksums or {"checksum": hashlib.sha256(content).hexdigest()}
-    return Source(tuple(FILES), (Download(f"{site.url}/some.zip", FILES, **checksums),))
+    checksum = checksum or hashlib.sha256(content).hexdigest()
+    return Source(tuple(FILES), (Download(f"{site.url}/some.zip", FILES, checksum),))
 
 
 def contents(paths):
@@ -188,27 +179,11 @@ def test_load_downloads_only_without_a_local_copy(site, copy, tmp_path, monkeypa
     assert len(site.asked) == 3
 
 
-@pytest.mark.parametrize(
-    "content, checksums, message",
-    [
-        (zipped(MEMBERS), {"checksum": "0" * 64}, "hash does not match"),
-        (zipped(MEMBERS), {"file_checksum": "0" * 64}, "expected sha256 0+, found"),
-        (zipped({"data/train": b""}), {}, "no item named 'data/valid'"),
-        (b"<html>moved</html>", {}, "not a zip file"),
-        (zipped(MEMBERS)[:-40], {}, "not a zip file"),
-        (zipped(MEMBERS, zipfile.ZIP_STORED).replace(b"cat", b"cut"), {}, "Bad CRC-32"),
-        (zipped(MEMBERS | {"zeros": bytes(10**6)}), {}, "would unpack to 1,000,"),
-    ],
-)
-def test_bad_archives_are_refused_and_not_kept(
-    site, cache, monkeypatch, content, checksums, message
-):
-    monkeypatch.setattr("trellis_keras.files.MAX_UNPACKED", 10**5)
-    source = publish(site, content, **checksums)
-    expected = f"some.zip is not the published file: .*{message}.*data_dir"
-    with pytest.raises(ValueError, match=expected):
+def test_another_file_is_refused_and_not_kept(site, cache):
+    source = publish(site, zipped(MEMBERS), checksum="0" * 64)
+    with pytest.raises(ValueError, match="some.zip is not the published file: .*data_dir"):
         source.find(None)
-    assert {path.name for path in cache.rglob("*") if path.is_file()} <= {".lock"}
+    assert {path.name for path in cache.rglob("*") if path.is_file()} == {".lock"}
     assert contents(publish(site, zipped(MEMBERS)).find(None)) == list(TEXTS.values())
 
 
@@ -218,18 +193,6 @@ def test_failed_download_points_to_local_copies(site):
     message = "Could not download .*some.zip .*404.*`data_dir`.*KERAS_DATA"
     with pytest.raises(OSError, match=message):
         source.find(None)
-
-
-def test_an_archive_cannot_write_outside_its_folder(site, cache):
-    hostile = ["../outside", "/tmp/outside", "a/../../../outside", "data/../../outside/train"]
-    link = zipfile.ZipInfo("data/link")
-    link.external_attr = 0o120777 << 16  # a symbolic link
-    members = dict.fromkeys([*hostile, link], b"escaped") | MEMBERS
-    assert contents(publish(site, zipped(members)).find(None)) == list(TEXTS.values())
-    assert {path.name for path in cache.parents[1].rglob("*") if not path.is_dir()} == {
-        *(".lock", "train.txt", "valid.txt", "test.txt")
-    }
-    assert not list(cache.parents[2].glob("outside*")) and not pathlib.Path("/tmp/outside").exists()
 
 
 def test_a_full_disk_is_not_blamed_on_the_archive(site, cache, monkeypatch):
@@ -258,7 +221,7 @@ def slow(content, file, length=0):
         sys.stdin.read()
 shutil.copyfileobj = slow
 files = {"some/train.txt": "data/train", "some/test.txt": "data/test"}
-Download(sys.argv[1], files).fetch(cache_folder())
+Download(sys.argv[1], files, None).fetch(cache_folder())
 """
 
 
@@ -296,7 +259,7 @@ def test_downloads_are_the_published_files():
     for source in (*of_texts, texts.WAR_AND_PEACE, music.JSB, music.NOTTINGHAM):
         for download in source.downloads:
             assert download.url.startswith("https://")
-            assert len(download.checksum or download.file_checksum) == 64
+            assert source is texts.WAR_AND_PEACE or len(download.checksum) == 64
         provided = [path for download in source.downloads for path in download.files]
         firsts = [path if isinstance(path, str) else path[0] for path in source.paths]
         assert sorted(provided) == sorted(firsts)
@@ -338,10 +301,3 @@ def test_data_sets_of_tensorflow_datasets_come_as_arrays(tmp_path, monkeypatch):
     np.testing.assert_array_equal(images[:, 0, 0, 0], 10 * labels)
     with pytest.raises(OSError, match="tensorflow-datasets' 'cifar10' .*TRELLIS_KERAS_DATA"):
         sources.read_tfds("cifar10")
-
-
-def test_the_cache_is_beside_keras_data_sets(monkeypatch):
-    monkeypatch.setenv("KERAS_HOME", "/some/where")
-    assert cache_folder() == pathlib.Path("/some/where/datasets/trellis_keras")
-    monkeypatch.delenv("KERAS_HOME")
-    assert cache_folder() == pathlib.Path("~/.keras/datasets/trellis_keras").expanduser()

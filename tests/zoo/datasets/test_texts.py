@@ -156,11 +156,7 @@ def test_copies_of_war_and_peace_give_the_same_text(tmp_path, monkeypatch, chang
     monkeypatch.setitem(texts.SIZES, "war_and_peace", (14, 4, 4, 15))
     dataset = load("war_and_peace", data_dir=tmp_path)
     assert parts(dataset) == [novel[:14], novel[14:18], novel[18:]]
-    digest = hashlib.sha256(novel.encode()).hexdigest()
-    assert dataset.checksum == digest
-    # Downloads are stored in this form, of which the checksum is known.
-    (download,) = texts.WAR_AND_PEACE.downloads
-    assert download.convert(change(novel).encode()) == novel.encode()
+    assert dataset.checksum == hashlib.sha256(novel.encode()).hexdigest()
 
 
 # The options `split`, `first` and `train_fraction`

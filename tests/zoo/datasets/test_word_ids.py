@@ -1,7 +1,6 @@
-"""Texts that exceed the memory: their words encoded in a stream, by one process, once."""
+"""Texts that exceed the memory: words are encoded line by line, by one process, once."""
 
 import concurrent.futures
-import contextlib
 import errno
 import gzip
 import hashlib
@@ -71,33 +70,17 @@ def test_the_same_text_is_encoded_once(path, cache, monkeypatch):
         encode(path)
 
 
-def test_memory_is_that_of_a_block(tmp_path, monkeypatch):
-    path = tmp_path / "long.tokens"
-    path.write_text("one line of very many words " * 30_000)  # 0.8 MB
-    monkeypatch.setattr(files, "_BLOCK", 2**12)
-    with _allocations() as peak:
-        ids, _ = word_ids(path, "0")
-    assert len(ids) == 180_001
-    assert peak() < 2**18
-
-
-def test_streams_read_the_file_without_a_copy(tmp_path):
+def test_neither_text_nor_ids_are_in_memory(tmp_path, monkeypatch):
     path = tmp_path / "long.tokens"
     path.write_text("some words and \n" * 100_000)
-    ids, _ = encode(path)
-    with _allocations() as peak:
+    monkeypatch.setattr(files, "_BLOCK", 2**12)
+    tracemalloc.start()
+    try:
+        ids, _ = word_ids(path, "0")
         stream = TokenStream(ids, batch_size=4, sequence_length=10, context_length=3)
         assert stream.token_range == (0, 3)
         assert [stream[i][0].shape for i in (0, 7, len(stream) - 1)] == [(4, 10)] * 3
-    assert peak() < ids.nbytes / 8
-
-
-@contextlib.contextmanager
-def _allocations():
-    """Yields a function that returns the largest number of bytes held."""
-    tracemalloc.start()
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[1]
+        assert tracemalloc.get_traced_memory()[1] < ids.nbytes / 5
     finally:
         tracemalloc.stop()
 
@@ -111,19 +94,6 @@ def test_of_two_at_the_same_time_one_does_the_work(path, monkeypatch):
     assert len(worked) == 1
 
 
-def test_a_text_that_changes_meanwhile(path, cache, monkeypatch):
-    count = Vocabulary.from_counts
-
-    def change(counts):
-        path.write_text(f"{TEXT} die\n", encoding="utf-8")
-        return count(counts)
-
-    monkeypatch.setattr(Vocabulary, "from_counts", change)
-    with pytest.raises(ValueError, match="a.tokens has changed while it was read"):
-        encode(path)
-    assert not list(cache.rglob("ids.npy"))
-
-
 @pytest.mark.parametrize(
     "name, content, message",
     [
@@ -132,12 +102,10 @@ def test_a_text_that_changes_meanwhile(path, cache, monkeypatch):
         ("a", b"ab cd \xff e", "not UTF-8 text: the byte 0xff at offset 6 cannot"),
         ("a.gz", gzip.compress(b"one two" * 9, mtime=0)[:-9], "is truncated"),
         ("a.gz", b"no gzip", "not a valid gzip file"),
-        ("a", b"a" * 50, "a is not word-level text: 20 bytes have no space or newline"),
     ],
 )
 def test_bad_files(tmp_path, cache, monkeypatch, name, content, message):
     monkeypatch.setattr(files, "_BLOCK", 4)
-    monkeypatch.setattr(texts, "_MAX_WORD", 20)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         word_ids(tmp_path / name, "0")

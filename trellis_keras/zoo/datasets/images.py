@@ -18,13 +18,11 @@ from trellis_keras.files import checksum, read_file, read_npz
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import Source, read_tfds
 
-CLASSES = 10
 MNIST = Source(
-    (
-        "mnist/train-images-idx3-ubyte",
-        "mnist/train-labels-idx1-ubyte",
-        "mnist/t10k-images-idx3-ubyte",
-        "mnist/t10k-labels-idx1-ubyte",
+    tuple(
+        f"mnist/{split}-{kind}-ubyte"
+        for split in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
     )
 )
 # Each PNG file has 1,000 vertically stacked images.
@@ -113,7 +111,7 @@ def seq_cifar10(data_dir: DataDir) -> Dataset:
 def pixel_permutation() -> np.ndarray:
     """Returns the order in which `permuted_mnist` reads the pixels of an image.
 
-    The     papers do not publish theirs. This is the first permutation of
+    The papers do not publish theirs. This is the first permutation of
     `numpy.random.RandomState(92916)`, whose numbers NumPy promises never to change.
 
     Returns:
@@ -225,9 +223,9 @@ def _check_images(name, split, images, labels):
             f"{name} {split} is not the published set: expected images {shapes[0]} and integer "
             f"labels {shapes[1]}, found {images.shape} and {labels.dtype} {labels.shape}"
         )
-    if not 0 <= labels.min() <= labels.max() < CLASSES:
+    if not 0 <= labels.min() <= labels.max() < 10:
         raise ValueError(
-            f"{name} {split}: labels must lie in [0, {CLASSES}). "
+            f"{name} {split}: labels must lie in [0, 10). "
             f"Received: {labels.min()} to {labels.max()}"
         )
 

