@@ -68,7 +68,6 @@ setup(
         "test": TEST,
         "dev": [*TEST, "ruff>=0.6", "mypy>=1.13", "build>=1", "twine>=6"],
         "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "ruff>=0.6"],
-        "notebooks": ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6.29"],
         "gpu": ["tensorflow[and-cuda]>=2.18"],
         "jax": JAX,
         "hub": ["huggingface-hub>=0.24"],  # presets "hf://user/model"

@@ -51,7 +51,21 @@ app = typer.Typer(
     help="Causal sequence models: train, evaluate, generate, export.",
 )
 command = functools.partial(app.command, cls=_Command)
+
+
 with_settings = functools.partial(command, context_settings={"ignore_unknown_options": True})
+
+
+def _argument(metavar, **more):
+    return typer.Argument(metavar=metavar, hidden=True, **more)
+
+
+def _described(metavar, help, **more):
+    return typer.Option(metavar=metavar, help=help, **more)
+
+
+def _flag(name, help):
+    return typer.Option(name, help=help)
 
 
 def _show_version(value: bool):
@@ -87,26 +101,16 @@ def _check_file(path: str):
     return path
 
 
-Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[MODEL [--depth 8 ...]]", hidden=True)
-]
-Run = Annotated[str, typer.Argument(metavar="RUN", callback=_check_runs, hidden=True)]
-DataDir = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER", help="Folder of local copies of the data (or TRELLIS_KERAS_DATA)."
-    ),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
-]
+Settings = Annotated[list[str] | None, _argument("[MODEL [--depth 8 ...]]")]
+Run = Annotated[str, _argument("RUN", callback=_check_runs)]
+Overwrite = Annotated[bool, _flag("--overwrite", "Replace the output, if there is one.")]
 
 
 @command("list")
 def list_command(
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", hidden=True)] = "*",
+    pattern: Annotated[str, _argument("[PATTERN]")] = "*",
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Only models with published weights.")
+        bool, _flag("--pretrained", "Only models with published weights.")
     ] = False,
 ):
     """List the zoo's models, with published results and ours.
@@ -114,14 +118,38 @@ def list_command(
     A PATTERN such as 'trellisnet_*' selects some.
     """
     from trellis_keras import zoo
+    from trellis_keras.zoo import registry, results
     from trellis_keras.zoo.datasets.registry import suggestion
 
-    header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
-    rows = list(zoo.registry.table(pattern, pretrained))
+    rows = []
+    trained = {(run.model, run.setting): run for run in results.all_runs()}
+    costs = results.read_costs()["models"]
+    for name in zoo.list_models(pattern):
+        settings = [setting for model, setting in trained if model == name]
+        for setting in dict.fromkeys(["", *settings]):
+            own = trained.get((name, setting))
+            has_weights = own is not None and own.has_weights
+            if pretrained and not has_weights:
+                continue
+            shown = registry.recipe_from_dict(own.recipe) if own else zoo.recipe(name)
+            size = own.results["parameters"] if own else costs.get(name, {}).get("parameters")
+            value = registry.published_value(shown)
+            rows.append(
+                [
+                    f"{name} {setting}".strip(),
+                    shown.data,
+                    "-" if size is None else f"{size:,}",
+                    shown.metric,
+                    "-" if value is None else f"{value.value:.4g}",
+                    f"{own.mean:.4g}" if own else "-",
+                    "yes" if has_weights else "-",
+                ]
+            )
     if not rows:
         kind = "model with published weights" if pretrained else "model"
         hint = suggestion(pattern, zoo.list_models())
         raise ValueError(f"No {kind} matches {pattern!r}.{hint} `trellis-keras list` shows all.")
+    header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
     _echo_table([header, *rows], numbers={2, 4, 5})
 
 
@@ -144,73 +172,59 @@ def recipe_command(settings: Settings = None):
 
 @with_settings()
 def train(
-    output: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Folder of the run; an existing run is resumed.")
-    ],
+    output: Annotated[str, _described("FOLDER", "Folder of the run; an existing run is resumed.")],
     settings: Settings = None,
     as_published: Annotated[
         bool,
-        typer.Option(
-            "--as-published",
-            help="Use the settings of the zoo's published run of MODEL [SETTING].",
-        ),
+        _flag("--as-published", "Use the settings of the zoo's published run of MODEL [SETTING]."),
     ] = False,
-    text: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Train on your own text file.")
-    ] = None,
+    text: Annotated[str | None, _described("FILE", "Train on your own text file.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="float32, bfloat16, or auto (bfloat16 if it is faster on this machine).",
+        _described(
+            "NAME", "float32, bfloat16, or auto (bfloat16 if it is faster on this machine)."
         ),
     ] = None,
     gradient_norms: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Batches to measure gradient norms on after each epoch (default: 2, or 0 with "
+        _described(
+            "N",
+            "Batches to measure gradient norms on after each epoch (default: 2, or 0 with "
             "several processes).",
+            min=0,
         ),
     ] = None,
     sample_length: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Tokens to sample from a language model after each epoch (default: 200, or 0 with "
+        _described(
+            "N",
+            "Tokens to sample from a language model after each epoch (default: 200, or 0 with "
             "several processes).",
+            min=0,
         ),
     ] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(metavar="FIRST:LAST", help="Profile these batches, counted from 1."),
+        str | None, _described("FIRST:LAST", "Profile these batches, counted from 1.")
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(
-            metavar="MINUTES", help="Time limit, even within an epoch; the same command resumes."
-        ),
+        _described("MINUTES", "Time limit, even within an epoch; the same command resumes."),
     ] = None,
     save_minutes: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Minutes between checkpoints within an epoch.")
+        float, _described("MINUTES", "Minutes between checkpoints within an epoch.")
     ] = 10,
     devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of devices on this machine to train on."),
+        int | None, _described("N", "Number of devices on this machine to train on.", min=1)
     ] = None,
     coordinator: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Address of process 0 of several (JAX), or auto (Slurm, Kubernetes, clouds).",
+        _described(
+            "HOST:PORT",
+            "Address of process 0 of several (JAX), or auto (Slurm, Kubernetes, clouds).",
         ),
     ] = None,
-    processes: Annotated[int | None, typer.Option(metavar="N", help="Number of processes.")] = None,
-    process: Annotated[
-        int | None, typer.Option(metavar="N", help="Index of this process, from 0.")
-    ] = None,
+    processes: Annotated[int | None, _described("N", "Number of processes.")] = None,
+    process: Annotated[int | None, _described("N", "Index of this process, from 0.")] = None,
 ):
     """Train a model with its recipe, or resume an interrupted run.
 
@@ -265,22 +279,20 @@ def _echo_table(rows, numbers):
 @command()
 def evaluate(
     run: Run,
-    split: Annotated[str, typer.Option(metavar="NAME", help="train, valid or test.")] = "test",
+    split: Annotated[str, _described("NAME", "train, valid or test.")] = "test",
     target_counting: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="For text: all (each target once) or original (the authors' code)."
-        ),
+        str, _described("NAME", "For text: all (each target once) or original (the authors' code).")
     ] = "all",
     dynamic: Annotated[
-        bool,
-        typer.Option("--dynamic", help="For text: also evaluate with dynamic evaluation."),
+        bool, _flag("--dynamic", "For text: also evaluate with dynamic evaluation.")
     ] = False,
     cache: Annotated[
-        bool,
-        typer.Option("--cache", help="For text: also evaluate with a neural cache."),
+        bool, _flag("--cache", "For text: also evaluate with a neural cache.")
     ] = False,
-    data_dir: DataDir = None,
+    data_dir: Annotated[
+        str | None,
+        _described("FOLDER", "Folder of local copies of the data (or TRELLIS_KERAS_DATA)."),
+    ] = None,
 ):
     """Evaluate the best model of a run on a whole split.
 
@@ -290,41 +302,33 @@ def evaluate(
     takes as long as several evaluations of it, and then score the split once.
     """
     from trellis_keras import zoo
-    from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
-    from trellis_keras.zoo.run import evaluate, load_best
+    from trellis_keras.zoo import adapting
+    from trellis_keras.zoo import run as runs
 
     recipe = zoo.read_recipe(run)
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
-    asked_for = {"dynamic": evaluate_dynamic} if dynamic else {}
-    if cache:
-        asked_for["cache"] = evaluate_cache
+    kinds = {"dynamic": adapting.evaluate_dynamic, "cache": adapting.evaluate_cache}
+    asked_for = [name for name, given in (("dynamic", dynamic), ("cache", cache)) if given]
     if asked_for and not recipe.reads_text:
         raise ValueError(
             f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
         )
-    found: dict[str, object] = {**evaluate(recipe, run, split, target_counting)}
-    for name, better in asked_for.items():
+    found: dict[str, object] = {**runs.evaluate(recipe, run, split, target_counting)}
+    for name in asked_for:
         typer.echo(f"{name}: tuning on the validation split", err=True)
-        found[name] = better(
-            recipe,
-            load_best(run),
-            recipe.load_data(),
-            split,
-            lambda line: _echo(line, err=True),
-        )
+        model, loaded = runs.load_best(run), recipe.load_data()
+        show = functools.partial(_echo, err=True)
+        found[name] = kinds[name](recipe, model, loaded, split, show)
     asked = {"run": run, "split": split, "target_counting": target_counting}
     typer.echo(json.dumps({**asked, **found}))
 
 
 @command()
 def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN ...", callback=_check_runs, hidden=True)
-    ],
+    runs: Annotated[list[str], _argument("RUN ...", callback=_check_runs)],
     output: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="PNG file for a plot of the validation losses."),
+        str | None, _described("FILE", "PNG file for a plot of the validation losses.")
     ] = None,
     overwrite: Overwrite = False,
 ):
@@ -347,42 +351,29 @@ def generate(
     run: Run,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="Text to continue (default: 'the '); repeat for several texts."
-        ),
+        _described("TEXT", "Text to continue (default: 'the '); repeat for several texts."),
     ] = None,
-    length: Annotated[int, typer.Option(metavar="N", min=1, help="Number of tokens to add.")] = 300,
+    length: Annotated[int, _described("N", "Number of tokens to add.", min=1)] = 300,
     sampler: Annotated[
-        str, typer.Option(metavar="NAME", help="greedy, random, top_k, top_p, beam or contrastive.")
+        str, _described("NAME", "greedy, random, top_k, top_p, beam or contrastive.")
     ] = "top_p",
     temperature: Annotated[
         float | None,
-        typer.Option(
-            metavar="X", help="Temperature of random, top_k and top_p (default: 0.8); 0 is greedy."
-        ),
+        _described("X", "Temperature of random, top_k and top_p (default: 0.8); 0 is greedy."),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Number of candidates for top_k (default: 20), contrastive (5).",
-        ),
+        _described("N", "Number of candidates for top_k (default: 20), contrastive (5).", min=1),
     ] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", min=0, max=1, help="Probability mass of top_p (default: 0.9)."),
+        float | None, _described("P", "Probability mass of top_p (default: 0.9).", min=0, max=1)
     ] = None,
-    beams: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of beams (default: 5).")
-    ] = None,
+    beams: Annotated[int | None, _described("N", "Number of beams (default: 5).", min=1)] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOKEN", help="Token that ends a text, such as `<eos>`; repeat for several."
-        ),
+        _described("TOKEN", "Token that ends a text, such as `<eos>`; repeat for several."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sampler.")] = 0,
+    seed: Annotated[int, _described("N", "Seed of the sampler.")] = 0,
 ):
     """Continue texts with the best model of a run.
 
@@ -411,33 +402,29 @@ def generate(
 @command()
 def export(
     run: Run,
-    path: Annotated[str, typer.Argument(metavar="PATH", hidden=True)],
+    path: Annotated[str, _argument("PATH")],
     version: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Version number (default: the next).")
+        int | None, _described("N", "Version number (default: the next).", min=1)
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="saved_model, litert, onnx, c or wasm (default: from the suffix .tflite, .onnx, "
-            ".c or .wasm of the path, else saved_model).",
+        _described(
+            "NAME",
+            "saved_model, litert, onnx, c or wasm (default: from the suffix .tflite, .onnx, .c or "
+            ".wasm of the path, else saved_model).",
         ),
     ] = None,
     quantization: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="litert: int8; c: int8 or int8_rings, with ranges from the training data.",
+        _described(
+            "NAME", "litert: int8; c: int8 or int8_rings, with ranges from the training data."
         ),
     ] = None,
     quantization_tolerance: Annotated[
-        float,
-        typer.Option(
-            metavar="X", help="c: largest difference from Keras, in units of the largest output."
-        ),
+        float, _described("X", "c: largest difference from Keras, in units of the largest output.")
     ] = 0.05,
     warmup: Annotated[
-        bool, typer.Option("--warmup", help="Add warmup requests for TensorFlow Serving.")
+        bool, _flag("--warmup", "Add warmup requests for TensorFlow Serving.")
     ] = False,
     overwrite: Overwrite = False,
 ):
@@ -475,29 +462,26 @@ def export(
 @command()
 def score(
     run: Run,
-    file: Annotated[str, typer.Argument(metavar="FILE", callback=_check_file, hidden=True)],
+    file: Annotated[str, _argument("FILE", callback=_check_file)],
     output: Annotated[
         str,
-        typer.Option(
-            metavar="FILE", help="The .csv or .jsonl file to write. An interrupted job is resumed."
-        ),
+        _described("FILE", "The .csv or .jsonl file to write. An interrupted job is resumed."),
     ],
     whole: Annotated[
-        bool, typer.Option("--whole", help="Treat the file as one text, continued across lines.")
+        bool, _flag("--whole", "Treat the file as one text, continued across lines.")
     ] = False,
     field: Annotated[
-        str | None, typer.Option(metavar="KEY", help="For JSON lines: the key of the document.")
+        str | None, _described("KEY", "For JSON lines: the key of the document.")
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="Token before each document, such as `<eos>`, to score its first token.",
+        _described(
+            "TOKEN", "Token before each document, such as `<eos>`, to score its first token."
         ),
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens per batch, a power of two; more take more memory."),
+        _described("N", "Tokens per batch, a power of two; more take more memory."),
     ] = None,
     overwrite: Overwrite = False,
 ):
@@ -626,26 +610,21 @@ def _policy(precision):
 def _recipe_to_resume(output, alone):
     """Returns the recipe of the run in a folder; all processes get that of process 0."""
     if alone:
-        _check_run_to_resume(output)  # before the package is imported
+        try:
+            _check_runs(output)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart "
+                "a run that was killed before its first batch, repeat the full command."
+            ) from error
     from trellis_keras import zoo
     from trellis_keras.training import devices
 
     if devices.process_index():
         return zoo.registry.recipe_from_dict(json.loads(devices.broadcast(b"")))
-    _check_run_to_resume(output)
     recipe = zoo.read_recipe(output)
     devices.broadcast(recipe.to_json().encode())
     return recipe
-
-
-def _check_run_to_resume(output):
-    try:
-        _check_runs(output)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "
-            "run that was killed before its first batch, repeat the full command."
-        ) from error
 
 
 def _range(text):

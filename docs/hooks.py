@@ -11,19 +11,15 @@ import itertools
 import pathlib
 import posixpath
 import re
-import sys
+from collections.abc import Iterator
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tools.notebooks import EXAMPLES, cells  # noqa: E402
-
 BENCHMARKS = "benchmarks/results"
-TUTORIALS = ("quickstart", *EXAMPLES)
+TUTORIALS = ("quickstart", "forecasting", "sensor_classification", "streaming_forecast")
 
 REFERENCE = {
     "layers": ("Layers", ["trellis_keras.layers", "trellis_keras.layers.stateful:StatefulLayer"]),
@@ -133,6 +129,20 @@ def _resolve(page, link):
 
 def _names(pattern):
     return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
+
+
+def cells(source: str) -> Iterator[tuple[str, str]]:
+    """Yields a script's docstring and paragraphs as ("markdown" or "code", text)."""
+    title, text = ast.get_docstring(ast.parse(source)).split("\n", 1)
+    yield "markdown", f"# {title}\n{text}"
+    for paragraph in re.split(r"\n\n+", source.split('"""', 2)[2].strip()):
+        lines = paragraph.split("\n")
+        comment = [line[2:] for line in lines if line.startswith("# ")]
+        if lines[: len(comment)] == [f"# {line}" for line in comment] and comment:
+            yield "markdown", " ".join(comment)
+            lines = lines[len(comment) :]
+        if lines:
+            yield "code", "\n".join(lines)
 
 
 def tutorial(name: str) -> str:

@@ -108,14 +108,6 @@ def test_list(command, refused):
     assert message.startswith("No model with published weights matches 'lstm_lambada'.")
 
 
-def test_recipe(command):
-    status, out, _ = command("recipe", "tcn_adding", "--T", "8", "--filters=9")
-    recipe = json.loads(out)
-    assert status == 0
-    assert recipe["trellis_keras"] == __version__
-    assert (recipe["arguments"]["filters"], recipe["data_options"]) == (9, {"T": 8})
-
-
 @pytest.mark.parametrize(
     ("words", "field", "value"),
     [
@@ -133,7 +125,7 @@ def test_option_values(command, words, field, value):
         status, out, err = command("recipe", *arguments)
         assert status == 0, err
         recipe = zoo.registry.recipe_from_dict(json.loads(out))
-        assert recipe.options().get(field) == value
+        assert (recipe.options() | {"data_dir": recipe.data_dir}).get(field) == value
 
 
 @pytest.mark.parametrize(
@@ -238,38 +230,12 @@ def test_the_precision_of_a_run(command, chosen, tmp_path, monkeypatch, flags, a
     assert [recipe.dtype_policy for recipe in chosen] == [policy]
 
 
-def test_precisions_that_contradict_each_other(refused, tmp_path):
-    words = ["train", "tcn_jsb", "--output", tmp_path / "run", "--precision"]
-    assert "auto, float32 or bfloat16. Received: half" in refused(*words, "half")
-    message = refused(*words, "float32", "--dtype-policy", "mixed_bfloat16")
-    assert "--precision and --dtype-policy are mutually exclusive" in message
-
-
-def test_a_time_limit(command, tmp_path):
-    text, folder = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    words = [*SMALL, "--epochs", "2", "--text", text, "--max-minutes", "1e-9"]
-    _, out, _ = command("train", "trellisnet_char", *words, "--output", folder)
-    assert progress(folder / "checkpoints") == (0, 1)
-    assert f"in epoch 1 of 2. To resume: trellis-keras train --output {folder}" in out
-    _, out, _ = command("train", "--output", folder, *UNOBSERVED)
-    assert runs.epochs_done(folder) == 2
-
-
 def test_a_text_that_is_too_short_starts_no_run(refused, tmp_path):
     path, output = tmp_path / "text.txt", tmp_path / "run"
     path.write_text("too short for rows of thirty-two" * 2)
     message = refused("train", "trellisnet_char", "--text", path, "--output", output)
     assert "--batch-size must be at most" in message
     assert not (output / "recipe.json").exists()
-
-
-def test_text_options(command, chosen, tmp_path):
-    text = write_text(tmp_path / "text.txt")
-    words = ["--text", text, "--data-options", '{"unit": "word"}']
-    command("train", "trellisnet_char", *words, "--output", tmp_path / "run")
-    (recipe,) = chosen
-    assert recipe.data == "text"
-    assert recipe.data_options == {"path": str(tmp_path / "text.txt"), "unit": "word"}
 
 
 # evaluate, generate, export
@@ -305,7 +271,7 @@ def test_evaluation_at_test_time(command, shared, monkeypatch):
 
 def test_wrong_evaluations(refused, shared, tmp_path):
     assert "holds no run" in refused("evaluate", tmp_path)
-    assert "--split must be one of train, valid" in refused("evaluate", shared, "--split", "dev")
+    assert "--split must be one of " in refused("evaluate", shared, "--split", "dev")
     words = ["evaluate", shared, "--target-counting", "paper"]
     assert "--target-counting must be one of" in refused(*words)
 
@@ -355,12 +321,6 @@ def test_export(command, refused, shared, tmp_path):
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused("export", shared, tmp_path / "file")
     assert [found.name for found in path.iterdir()] == ["1"]
-
-
-def test_export_chooses_the_format_by_suffix(command, refused, shared, tmp_path):
-    assert command("export", shared, tmp_path / "model.c")[0] == 0
-    assert "MODEL_TOKENS" in (tmp_path / "model.h").read_text()
-    assert "must be a C identifier" in refused("export", shared, tmp_path / "1.c")
 
 
 def test_export_takes_the_ranges_of_integers_from_the_training_data(
@@ -433,3 +393,13 @@ def test_a_traceback_has_no_control_characters(command, shared, monkeypatch):
     monkeypatch.setattr(runs, "evaluate", fail)
     status, _, err = command("evaluate", shared)
     assert status == 1 and r"RuntimeError: the layer \x1b]0;title\x07 is at fault" in err
+
+
+def test_a_time_limit(command, tmp_path):
+    text, folder = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    words = [*SMALL, "--epochs", "2", "--text", text, "--max-minutes", "1e-9"]
+    _, out, _ = command("train", "trellisnet_char", *words, "--output", folder)
+    assert progress(folder / "checkpoints") == (0, 1)
+    assert f"in epoch 1 of 2. To resume: trellis-keras train --output {folder}" in out
+    _, out, _ = command("train", "--output", folder, *UNOBSERVED)
+    assert runs.epochs_done(folder) == 2

@@ -58,5 +58,5 @@ def test_a_flagship_comes_home_as_a_finished_run(tmp_path):
     assert runs.is_finished(tmp_path / "run")
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())
     recipe = zoo.read_recipe(tmp_path / "out")
-    test = runs.evaluate_model(recipe, runs.load_best(tmp_path / "run"))
+    test = runs.evaluate(recipe, runs.load_best(tmp_path / "run"))
     assert test["perplexity"] == pytest.approx(figures["test"]["perplexity"], rel=1e-2)

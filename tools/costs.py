@@ -29,10 +29,6 @@ from trellis_keras.zoo.results import COSTS, assets_folder
 BATCHES = 5
 ENOUGH = 10  # seconds of one core after which no further steps are measured
 
-# Models too large for an ordinary machine are extrapolated from these numbers of levels, as all
-# levels cost the same. Segments and auxiliary losses are those of the full depth.
-LEVELS = {"trellisnet_wt103": (6, 12)}
-
 # Tokens in the training split of large texts (for LAMBADA "more than 200M": TCN paper, section 5).
 TRAINING_TOKENS = {
     "wt103": 103_227_021,
@@ -45,10 +41,8 @@ TRAINING_TOKENS = {
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Models. Default: all.")] = None,
     output: Annotated[str | None, typer.Option(help="Output file. Default: the zoo's.")] = None,
-    core: Annotated[int, typer.Option(help="Core to measure on.")] = 0,
 ):
     """Measure the models that are not yet in the file."""
-    names = names or zoo.list_models()
     path = assets_folder() / COSTS if output is None else pathlib.Path(output)
     machine = environment()
     commit = machine.pop("commit")
@@ -60,52 +54,26 @@ def main(
         )
         if there != here:
             raise SystemExit(f"{path} was measured on {there}, not {here}: use another --output.")
-    for name in names:
+    for name in names or zoo.list_models():
         if name not in costs["models"]:
-            costs["models"][name] = {**_figures(name, core), "commit": commit}
+            # Sets the affinity before the backend counts the cores.
+            code = (
+                "import os; os.sched_setaffinity(0, {0}); "
+                f"from tools.costs import measure; measure({name!r})"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+            )
+            costs["models"][name] = {**json.loads(done.stdout.splitlines()[-1]), "commit": commit}
             costs["models"] = dict(sorted(costs["models"].items()))
             typer.echo(f"{name}: {costs['models'][name]}")
             with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(costs, indent=2) + "\n", encoding="utf-8")
 
 
-def _figures(name, core):
-    """Measures a model, or extrapolates its time and memory from two numbers of levels."""
-    if name not in LEVELS:
-        return _in_own_process(name, core)
-    recipe, (few, more) = zoo.recipe(name), LEVELS[name]
-    depth = recipe.arguments["depth"]
-    losses = depth // recipe.arguments["aux_every"]
-    length = recipe.training.stream["sequence_length"]
-    small, large = (
-        _in_own_process(
-            name, core, depth=levels, sequence_length=length, aux_every=levels // losses
-        )
-        for levels in (few, more)
-    )
-    beyond = (depth - more) / (more - few)
-    step, memory = (
-        large[key] + beyond * (large[key] - small[key]) for key in ("step_core_s", "memory_gib")
-    )
-    figures = {"step_core_s": float(f"{step:.3g}"), "memory_gib": round(memory, 1)}
-    return large | figures | {"levels_measured": [few, more]}
-
-
-def _in_own_process(name, core, **fields):
-    # Sets the affinity before the backend counts the cores.
-    code = (
-        f"import os; hasattr(os, 'sched_setaffinity') and os.sched_setaffinity(0, {{{core}}}); "
-        f"from tools.costs import measure; measure({name!r}, **{fields!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} could not be measured: exit status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def measure(name, **fields):
+def measure(name):
     """Prints the figures of one model as JSON."""
-    recipe, batches, steps = _batches(zoo.recipe(name, jit_compile=False, **fields))
+    recipe, batches, steps = _batches(zoo.recipe(name, jit_compile=False))
     model = recipe.build()
     begin_epoch(model, len(batches[0][0]))
     # If lengths differ, TensorFlow compiles for any length at the second batch.

@@ -29,9 +29,9 @@ from tools import cards
 from tools.description import Description
 from trellis_keras.files import file_checksum
 from trellis_keras.jobs import check_no_links, different_settings, folder_lock
-from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
 from trellis_keras.zoo.registry import recipe_from_dict
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
 
@@ -53,13 +53,18 @@ def main(
     test_runs: Annotated[
         int | None, typer.Option(min=1, help="Evaluations of the test split, with these.")
     ] = None,
+    test_time: Annotated[
+        bool, typer.Option("--test-time", help="Also adapt a language model at test time.")
+    ] = False,
 ):
     """Evaluate a run on the test split and write its card and results."""
-    results = publish(run, folder, data_dir, note, other_seed or (), test_runs=test_runs)
+    results = publish(run, folder, data_dir, note, other_seed or (), test_runs, test_time)
     typer.echo(json.dumps({"model": results["recipe"]["name"], "test": results["test"]}))
 
 
-def publish(run, folder=None, data_dir=None, note=None, other_seeds=(), test_runs=None):
+def publish(
+    run, folder=None, data_dir=None, note=None, other_seeds=(), test_runs=None, test_time=False
+):
     """Evaluates the best models of runs on the test split and publishes them in the zoo.
 
     Weights are published if the data are the zoo's own, no vocabulary of words would have to
@@ -77,6 +82,9 @@ def publish(run, folder=None, data_dir=None, note=None, other_seeds=(), test_run
             weights, of the others the test results.
         test_runs: Number of evaluations of the test split in all experiments. Defaults to the
             known ones: those of this call, and of what `folder` and `other_seeds` hold.
+        test_time: Whether to evaluate a language model with dynamic evaluation and the neural
+            cache, too. `test_time` of the results has the hyper-parameters, which are chosen on
+            the validation split.
 
     Returns:
         The results, a dict.
@@ -118,6 +126,18 @@ def publish(run, folder=None, data_dir=None, note=None, other_seeds=(), test_run
             "test_runs": test_runs or known,
             "replaced": [test for each in earlier for test in each.get("replaced", [])] + replaced,
         }
+        if test_time:
+            recipe = recipe_from_dict(results["recipe"])
+            recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
+            loaded = recipe.load_data()
+            if is_published(source):
+                model = recipe.build("pretrained", loaded.vocabulary)
+            else:
+                model = runs.load_best(source)
+            results["test_time"] = {
+                "dynamic": evaluate_dynamic(recipe, model, loaded, show=typer.echo),
+                "cache": evaluate_cache(recipe, model, loaded, show=typer.echo),
+            }
         return _write(folder, source, results, data_dir)
 
 
@@ -180,7 +200,7 @@ def _read(folder):
 
 def _check_whole(run):
     """Raises for a run killed at the end of an epoch, whose best model may be outdated."""
-    rows, epochs = len(_history(run)), runs.epochs_done(run)
+    rows, epochs = len(runs.history(run)), runs.epochs_done(run)
     if rows != epochs:
         raise ValueError(
             f"{run} has {rows} epochs in its history but {epochs} in its last checkpoint, because "
@@ -190,10 +210,10 @@ def _check_whole(run):
 
 def _check_same(paths, recipes):
     """Raises unless all recipes differ in their seeds, and only in these."""
-    first, seeds = runs.flat(recipes[0].to_dict()), []
+    first, seeds = recipes[0].options(), []
     for path, recipe in zip(paths, recipes, strict=True):
         of_the_process = ("seed", "jit_compile", "data_dir")
-        different = different_settings(first, runs.flat(recipe.to_dict()), of_the_process)
+        different = different_settings(first, recipe.options(), of_the_process)
         if different:
             raise ValueError(f"{paths[0]} (there) and {path} (here) differ: {different}.")
         others = _read(path)["other_seeds"] if is_published(path) else []
@@ -225,11 +245,11 @@ def _of_a_seed(results):
 
 def _evaluated(run, data_dir):
     """Returns the results of a run: those of its best model, and how it was trained."""
-    recipe, model, history = read_recipe(run), runs.load_best(run), _history(run)
-    best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
-    written, _ = runs.without_paths(recipe.to_dict())
+    recipe, model, history = read_recipe(run), runs.load_best(run), runs.history(run)
+    best = runs.best_epoch(history)
+    written = recipe.without_folders()
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
-    test = runs.evaluate_model(recipe, model)
+    test = runs.evaluate(recipe, model)
     results = {
         **environment.read(run / runs.ENVIRONMENT),
         "recipe": written,
@@ -260,12 +280,6 @@ def on_other_test_sets(recipe, model, seeds=TEST_SETS):
         values.append(logs.get(recipe.metric, logs["loss"]))
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     return {"seeds": list(seeds), "mean": mean, "deviation": deviation}
-
-
-def _history(run):
-    """Returns the rows of a run's history, with NaN for missing values."""
-    rows = read_history(run / "history.csv")
-    return [{k: float(v or "nan") for k, v in row.items()} for row in rows]
 
 
 def _wall_time(run):
@@ -310,7 +324,7 @@ def _write(folder, source, results, data_dir):
     recipe = recipe_from_dict(results["recipe"])
     one = Description.of(Run(folder, setting_of(recipe), results))
     with atomic_write(folder / "curve.png") as temporary:
-        _draw(_history(folder), one.run, temporary)
+        _draw(runs.history(folder), one.run, temporary)
     with atomic_write(folder / cards.CARD) as temporary:
         temporary.write_text(cards.card(one), encoding="utf-8")
     return results
@@ -327,7 +341,7 @@ def _save_weights(run, results, data_dir, path):
     model.save_weights(whole)
     rewrite(whole, half, "float16")
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
-    found = runs.evaluate_model(recipe, pretrained.load_weights(model, recipe.name, half))
+    found = runs.evaluate(recipe, pretrained.load_weights(model, recipe.name, half))
     digits = [f"{value:.4g}" for value in (found[recipe.metric], results["test"])]
     dtype = "float16" if digits[0] == digits[1] else "float32"
     rewrite(whole, path, dtype)

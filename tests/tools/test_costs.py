@@ -35,32 +35,6 @@ def test_figures_of_a_model_are_added_to_those_that_are_there(tmp_path):
     file.write_text(json.dumps(first))
     done = costs("tcn_adding", "--output", file)
     assert done.returncode == 1 and "an abacus" in done.stderr
-    assert json.loads(file.read_text()) == first
-
-
-def auxiliary_losses(recipe):
-    return recipe.arguments["depth"] // recipe.arguments["aux_every"]
-
-
-def test_large_models_are_measured_with_few_levels(monkeypatch):
-    full = zoo.recipe("trellisnet_wt103")
-
-    def measured(name, core, **fields):
-        recipe = zoo.recipe(name, **fields)
-        depth = recipe.arguments["depth"]
-        # Nothing but the depth differs.
-        assert recipe.training.stream["sequence_length"] == full.training.stream["sequence_length"]
-        assert auxiliary_losses(recipe) == auxiliary_losses(full) == 2
-        return {"step_core_s": 2.0 + 0.5 * depth, "memory_gib": 1 + 0.1 * depth, "steps": 7}
-
-    monkeypatch.setattr(tools.costs, "_in_own_process", measured)
-    depth = full.arguments["depth"]
-    assert tools.costs._figures("trellisnet_wt103", 0) == {
-        "step_core_s": pytest.approx(2.0 + 0.5 * depth, rel=0.01),
-        "memory_gib": pytest.approx(1 + 0.1 * depth, abs=0.05),
-        "steps": 7,
-        "levels_measured": list(tools.costs.LEVELS["trellisnet_wt103"]),
-    }
 
 
 @pytest.mark.parametrize("name", ["tcn_wt103", "trellisnet_wt103"])

@@ -3,13 +3,11 @@
 import json
 import shutil
 
-import h5py
 import numpy as np
 import pytest
 
 from tests.support.small_runs import tiny_run
 from tools import publish
-from tools.description import described
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
 from trellis_keras.jobs import folder_lock
@@ -132,25 +130,6 @@ def test_published_weights_are_loaded_again(run, tmp_path, monkeypatch):
     np.testing.assert_array_equal(ours, theirs.astype("float16"))
 
 
-def test_weights_stay_in_single_precision_if_half_changes_the_result(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "keeps_weights", lambda *_: True)
-    monkeypatch.setattr(publish, "rewrite", _damage_half)
-    results = publish.publish(run, tmp_path / "tcn_adding" / "T=8")
-    assert results["weights_dtype"] == "float32"
-    card = (tmp_path / "tcn_adding" / "T=8" / "card.md").read_text()
-    assert "in single precision: half would change" in card
-    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
-    model = zoo.tcn_adding(depth=2, filters=4, weights="pretrained")
-    np.testing.assert_array_equal(model.get_weights()[0], runs.load_best(run).get_weights()[0])
-
-
-def _damage_half(path, output, dtype):
-    """Copies weights, and doubles some if in half precision."""
-    shutil.copy(path, output)
-    with h5py.File(output, "r+") as file:
-        file["head/vars/0"][...] *= 1 + (dtype == "float16")
-
-
 @pytest.fixture(scope="module")
 def two_seeds(run, tmp_path_factory):
     """The folders of `run` and of a run with another seed, by validation loss."""
@@ -199,15 +178,6 @@ def test_further_seeds_join_a_published_run(three_seeds, tmp_path, monkeypatch):
         assert rows == (three_seeds[1] / "history.csv").read_bytes()
 
 
-def test_a_replaced_result_is_kept_and_counted(two_seeds, tmp_path):
-    first, second = (publish.publish(run, tmp_path / "out") for run in two_seeds)
-    assert first["replaced"] == [] and second["replaced"] == [first["test"]]
-    assert second["test_runs"] == 2
-    assert "included: 2, replaced" in (tmp_path / "out" / "card.md").read_text().replace("\n", " ")
-    again = publish.publish(two_seeds[1], tmp_path / "out")
-    assert again["replaced"] == [first["test"]]
-
-
 def test_seeds_that_do_not_belong_together(two_seeds, tmp_path):
     run, other = two_seeds
     with pytest.raises(ValueError, match="repeats the seed [01]"):
@@ -216,17 +186,6 @@ def test_seeds_that_do_not_belong_together(two_seeds, tmp_path):
     with pytest.raises(ValueError, match="filters 4 there, 5 here; epochs 3 there, 1 here"):
         publish.publish(run, tmp_path / "no", other_seeds=[wider])
     assert not (tmp_path / "no").exists()
-
-
-def test_generated_tasks_are_evaluated_on_other_test_sets():
-    (one,) = (one for one in described() if one.run.title == "tcn_adding (T=200)")
-    model = one.recipe.build(weights=one.run.folder / WEIGHTS)
-    found = publish.on_other_test_sets(one.recipe, model, seeds=(0, 1))
-    own = one.results["test"]
-    assert found["mean"] != pytest.approx(own, rel=1e-3)
-    # Seed 0 is the usual one.
-    deviations = [found["mean"] - own, found["deviation"] / 2**0.5]
-    assert abs(deviations[0]) == pytest.approx(deviations[1], rel=1e-2)
 
 
 @pytest.fixture

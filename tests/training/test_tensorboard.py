@@ -15,7 +15,7 @@ from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.run.observers import observers
+from trellis_keras.zoo.run import observers
 
 EVERYTHING = {"gradient_norms": 1, "sample_length": 12, "graph": True, "profile": (2, 3)}
 SETTINGS = STATEFUL | {"aux_every": 2}
@@ -87,9 +87,7 @@ def test_without_tensorflow(tmp_path, monkeypatch, capsys):
 
 def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    monkeypatch.setattr(
-        "trellis_keras.zoo.run.observers.sys", SimpleNamespace(version_info=(3, 11))
-    )
+    monkeypatch.setattr("trellis_keras.zoo.run.sys", SimpleNamespace(version_info=(3, 11)))
     with pytest.raises(ValueError, match="Python 3.12 or newer: omit `profile`"):
         callbacks(tmp_path, profile=(1, 2))
 
@@ -98,11 +96,9 @@ def test_wrong_settings(tmp_path, refused):
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(ValueError, match="length=-1"):
         runs.train(recipe, tmp_path, sample_length=-1)
-    for profile in ((0, 3), (3, 2)):
-        with pytest.raises(ValueError, match="`profile` must be"):
-            runs.train(recipe, tmp_path, profile=profile)
-    with pytest.raises(ValueError, match="51, is beyond the 50"):
-        callbacks(tmp_path, profile=(40, 51))
+    for profile in ((0, 3), (3, 2), (40, 51)):
+        with pytest.raises(ValueError, match="`profile` must be the first and .* of the 50 that"):
+            callbacks(tmp_path, profile=profile)
     message = refused("train", "trellisnet_char", "--output", tmp_path, "--profile", "5")
     assert "--profile takes two batches, such as 10:15. Received: '5'" in message
 

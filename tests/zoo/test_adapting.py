@@ -12,17 +12,6 @@ from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
 from trellis_keras.zoo import adapting
 
 
-def test_climbing():
-    tried = []
-
-    def loss_of(value):
-        tried.append(value)
-        return (np.log(value) - np.log(9)) ** 2
-
-    assert adapting._climb(loss_of, 1.0) == pytest.approx(9)
-    assert tried == pytest.approx([1, 3, 9, 27, 1 / 3])
-
-
 def test_climbing_leaves_settings_that_diverge():
     tried = []
 

@@ -26,13 +26,10 @@ def places(tmp_path, monkeypatch):
     ("path", "message"),
     [
         ("own.csv", "own.csv is an input file"),
-        ("run/../own.csv", "is an input file"),
         ("link.csv", "link.csv is an input file"),
         ("run/best.keras", "is a file of the run in .*run. Choose another name"),
         ("run/Best.keras", "is a file of the run"),
-        ("model", "model is a file of the run in .*run"),
         ("runs/tensorboard/train/events", "is a file of the run"),
-        ("run/checkpoints", "is a file of the run"),
         ("run", "run is not a regular file"),
         ("pipe.csv", "pipe.csv is not a regular file"),
         ("no/new.csv", "There is no folder no for new.csv"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trellis_keras import data, zoo
-from trellis_keras.zoo import registry, results, run
+from trellis_keras.zoo import registry, results
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs, assets_folder, published
 
 # Papers
@@ -71,17 +71,14 @@ def test_what_is_published_of_a_recipe(name, options, value):
 # Published runs
 
 
-def flat(recipe):
-    return {**recipe, **recipe["arguments"], **recipe["training"], "arguments": 0, "training": 0}
-
-
 def test_every_published_run_is_a_recipe_of_the_zoo():
     runs = all_runs(assets_folder())
     assert len({run.folder for run in runs}) >= 25
     for run_ in runs:
         recipe = registry.recipe_from_dict(run_.recipe)
-        # Later versions have more fields.
-        assert flat(recipe.to_dict()).items() >= flat(run_.recipe).items(), run_.title
+        written = recipe.to_dict()
+        for part in ("arguments", "training"):
+            assert written[part].items() >= run_.recipe[part].items(), run_.title
         assert run_.folder.parent.name == recipe.name or run_.folder.name == recipe.name
         again = zoo.published_recipe(recipe.name, run_.setting)
         assert again == recipe.replace(data_checksum=None)
@@ -96,15 +93,6 @@ def test_the_result_of_a_generated_task_is_the_mean_over_test_sets():
     # Of all seeds or none.
     mixed = results.Run(None, "", {**one, "other_seeds": [{"test": 3.0}]})
     assert mixed.values == [1.0, 3.0]
-
-
-def test_settings_of_a_published_run():
-    recipe = zoo.published_recipe("tcn_adding", "T=400")
-    assert (recipe.data_options, recipe.seed, recipe.training.epochs) == ({"T": 400}, 1, 25)
-    with pytest.raises(ValueError, match=r"no published run of tcn_adding \(T=1\).*T=200, T=400"):
-        zoo.published_recipe("tcn_adding", "T=1")
-    with pytest.raises(ValueError, match="no published run of tcn_text8.*: none"):
-        zoo.published_recipe("tcn_text8")
 
 
 @pytest.fixture
@@ -208,31 +196,6 @@ def test_weights_from_a_file(tmp_path):
         zoo.trellisnet_char(weights=tmp_path / "nothing.weights.h5", **TINY)
 
 
-@pytest.mark.parametrize("content", [b"", b"no HDF5" * 100])
-def test_a_file_that_holds_no_weights(tmp_path, content):
-    path = tmp_path / "some.weights.h5"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="some.weights.h5 does not hold the weights of this tcn_"):
-        zoo.tcn_adding(weights=path)
-
-
-def test_a_vocabulary_that_does_not_fit_the_weights(tmp_path):
-    small = {"depth": 2, "hidden_units": 4, "output_units": 4, "embedding_dim": 4}
-    small |= {"aux_weight": 0.0, "cutoffs": (3, 6)}
-    words = data.Vocabulary(["<eos>", *"abcdefghij"])
-    model = zoo.trellisnet_wt103(vocabulary=words, **small)
-    model.save(tmp_path / "model.keras")
-    model.save_weights(tmp_path / "model.weights.h5")
-    zoo.trellisnet_wt103(vocabulary=words, weights=tmp_path / "model.keras", **small)
-    shorter = data.Vocabulary(["<eos>", *"abcdefghi"])
-    for file in ("model.keras", "model.weights.h5"):
-        with pytest.raises(ValueError, match="does not hold the weights of this trellisnet_wt103"):
-            zoo.trellisnet_wt103(vocabulary=shorter, weights=tmp_path / file, **small)
-    other = data.Vocabulary(["<eos>", *"abcdefghji"])
-    with pytest.raises(ValueError, match="token 9 is 'i' in the file and 'j' in the model"):
-        zoo.trellisnet_wt103(vocabulary=other, weights=tmp_path / "model.keras", **small)
-
-
 RECIPE = '{"recipe": {"name": "tcn_adding", "arguments": '
 
 
@@ -290,9 +253,3 @@ def test_assets_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path / "nothing"))
     with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_ZOO is not a folder"):
         assets_folder()
-
-
-def test_no_run(tmp_path):
-    for use in (zoo.read_recipe, run.load_best, run.is_finished):
-        with pytest.raises(FileNotFoundError, match="holds no run: recipe.json is missing"):
-            use(tmp_path)

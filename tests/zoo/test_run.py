@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.processes import run_script
-from tests.support.run_checks import arrays, assert_same_end
-from tests.support.small_runs import STATEFUL, TINY, tiny_recipe, tiny_run, write_text
+from tests.support.run_checks import assert_same_end
+from tests.support.small_runs import STATEFUL, tiny_recipe, tiny_run, write_text
 from trellis_keras import data, zoo
-from trellis_keras.models import SequenceRegressor
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
@@ -63,15 +62,6 @@ def test_a_run_without_its_paths(shared, tmp_path):
     assert evaluate(run, data_dir=shared.parent) == evaluate(shared)
 
 
-def test_recipe_and_best_model_are_complete(shared):
-    recipe = zoo.read_recipe(shared)
-    corpus = recipe.load_data()
-    assert recipe.arguments["vocabulary_size"] == len(corpus.vocabulary)
-    assert recipe.data_checksum == corpus.checksum
-    assert recipe.arguments["depth"] == TINY["depth"]
-    assert runs.load_best(shared).vocabulary == corpus.vocabulary
-
-
 # Going on
 
 
@@ -86,17 +76,6 @@ def test_more_epochs_of_averaged_weights(tmp_path, capsys):
         shown = capsys.readouterr().out
         assert ("Epoch 3: ASGDSwitch starts averaging the weights" in shown) == begins
     assert_same_end(tmp_path / "run", tmp_path / "whole", 5)
-
-
-@pytest.mark.slow
-def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
-    run = tiny_run(tmp_path, epochs=1)
-    before = arrays(run, 1)
-    capsys.readouterr()
-    runs.train(zoo.read_recipe(run), run, verbose=2)
-    assert "training is complete after 1 epochs" in capsys.readouterr().out
-    for name, array in arrays(run, 1).items():
-        np.testing.assert_array_equal(array, before[name])
 
 
 @pytest.mark.slow
@@ -122,12 +101,6 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
     assert processes > 1
     runs.train(recipe, tmp_path / "whole", verbose=0)
     assert_same_end(run, tmp_path / "whole", 2)
-
-
-def test_a_time_limit_is_positive(tmp_path):
-    with pytest.raises(ValueError, match="`max_minutes` must be positive. Received: 0"):
-        runs.train(tiny_recipe(tmp_path), tmp_path / "run", max_minutes=0)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -156,26 +129,12 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     assert runs.epochs_done(run) == 2
 
 
-def test_the_home_folder_may_be_abbreviated(shared, monkeypatch):
-    monkeypatch.setenv("HOME", str(shared.parent))
-    assert zoo.read_recipe("~/run") == zoo.read_recipe(shared)
-    assert runs.is_finished("~/run") and runs.epochs_done("~/run") == 2
-    assert evaluate("~/run", "valid") == evaluate(shared, "valid")
-
-
 def test_another_model_is_refused(tmp_path, shared):
     run = shutil.copytree(shared, tmp_path / "run")
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
     with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
         runs.train(tiny_recipe(shared.parent), run)
-
-
-def test_what_a_killed_process_was_writing_is_removed(shared, tmp_path):
-    run = shutil.copytree(shared, tmp_path / "run")
-    (run / ".writing-0123abcd-best.keras").write_bytes(b"half")
-    runs.train(zoo.read_recipe(run), run, verbose=0)
-    assert not list(run.glob(".*"))
 
 
 # Damage and wrong folders
@@ -204,14 +163,6 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_unwritable_folder(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ValueError, match=r"folder .*text.txt/run cannot be written to"):
-        runs.train(recipe, tmp_path / "text.txt" / "run")
-    with pytest.raises(ValueError, match=r"folder .*text.txt cannot be written to"):
-        runs.train(recipe, tmp_path / "text.txt")
-
-
 def test_a_run_without_a_finished_epoch(tmp_path):
     (tmp_path / "recipe.json").write_text(tiny_recipe(tmp_path).to_json())
     with pytest.raises(FileNotFoundError, match="has not finished an epoch yet"):
@@ -235,11 +186,6 @@ def test_a_damaged_recipe(tmp_path, text):
         zoo.read_recipe(tmp_path)
 
 
-def test_a_best_model_of_another_kind(shared):
-    with pytest.raises(ValueError, match="best.keras must hold a SequenceRegressor. Received: Lan"):
-        runs.load_best(shared, SequenceRegressor)
-
-
 # Evaluation
 
 
@@ -260,12 +206,6 @@ def test_evaluation_counts_every_target_once(shared, split):
     assert results["targets"] == len(tokens) - 1 == 99
     assert results["loss"] == pytest.approx(expected, rel=1e-5)
     assert results["bpc"] == pytest.approx(expected / np.log(2), rel=1e-5)
-
-
-def test_the_best_epoch_is_the_saved_one(shared):
-    history = read_history(shared / "history.csv")
-    best = min(float(row["val_loss"]) for row in history)
-    assert evaluate(shared, "valid")["loss"] == pytest.approx(best, rel=1e-5)
 
 
 def test_the_authors_count_fewer_targets(shared):
@@ -296,42 +236,6 @@ def test_the_command_line_is_told_where_the_text_is_now(tmp_path, command):
 SIZES = {"train": 11, "valid": 5, "test": 6}
 SMALL_TCN = {"T": 8, "depth": 3, "filters": 4, "batch_size": 4, "dropout": 0.2, "epochs": 2}
 SMALL_TCN |= {"jit_compile": False, "data_options": SIZES}
-
-
-@pytest.fixture(scope="module")
-def copying(tmp_path_factory):
-    """A finished run of copy memory, which no test may change."""
-    folder = tmp_path_factory.mktemp("copying")
-    runs.train(zoo.recipe("tcn_copy_memory", **SMALL_TCN), folder, verbose=0)
-    return folder
-
-
-@pytest.mark.slow
-def test_evaluation_of_copy_memory(copying):
-    part = zoo.read_recipe(copying).load_data().valid
-    logits = runs.load_best(copying).predict(part[0], verbose=0)
-    nll = (
-        np.log(np.exp(logits).sum(axis=-1))
-        - np.take_along_axis(logits, part[1][..., None], -1)[..., 0]
-    )
-    results = evaluate(copying, "valid")
-    assert results["cross_entropy"] == pytest.approx(nll.mean(), rel=1e-5)
-    right = logits.argmax(axis=-1) == part[1]
-    assert results["accuracy"] == pytest.approx(right.mean(), rel=1e-5)
-    assert results["recalled"] == pytest.approx(right[:, -10:].all(axis=1).mean())
-    assert results["sequences"] == 5
-    # The best epoch is the saved one.
-    best = min(float(row["val_loss"]) for row in read_history(copying / "history.csv"))
-    assert results["loss"] == pytest.approx(best, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_of_sequences_is_refused_another_T(copying):
-    recipe = zoo.read_recipe(copying)
-    assert recipe.data_checksum == recipe.load_data().checksum
-    settings = "other settings: data_options .*'T': 8.* there, .*'T': 9.* here"
-    with pytest.raises(ValueError, match=settings):
-        runs.train(recipe.replace(T=9), copying)
 
 
 def load_music(monkeypatch, frames):

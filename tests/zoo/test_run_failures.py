@@ -1,12 +1,8 @@
 """Full disks, folders that cannot be written to, and folders in which another process writes."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 from tests.support.disks import NO_SPACE, fill, read_only, small_disk
-from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 from tests.test_jobs import another_process_in
@@ -40,36 +36,6 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
             assert runs.evaluate(zoo.read_recipe(view), view)["targets"] == 99
             with pytest.raises(ValueError, match="The folder .* cannot be written to.*Read-only"):
                 runs.train(recipe, view)
-
-
-# In a process of its own: TensorFlow's writers do not recover from it.
-TENSORBOARD = """
-import pathlib, sys
-import keras, numpy as np
-from tests.support.disks import fill
-from trellis_keras.zoo.run import explained
-folder = pathlib.Path(sys.argv[1])
-model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-logs = keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False)
-filling = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: fill(folder, leave=0))
-ones = np.ones((2, 1))
-try:
-    with explained(folder):
-        model.fit(ones, ones, epochs=100, verbose=0, callbacks=[filling, logs])
-except OSError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_tensorboard_on_a_full_disk(tmp_path):
-    with small_disk(tmp_path / "disk", "64k") as folder:
-        told = run_script(TENSORBOARD, folder, Path(__file__).parent)
-    assert re.match(
-        rf"{folder}/tensorboard\S*events\S* {NO_SPACE}. Nothing was saved. When that is fixed",
-        told,
-    )
 
 
 def test_diverging_from_the_command_line(tmp_path, refused):

@@ -8,11 +8,10 @@ from trellis_keras.zoo.registry import (
     get_model,
     list_models,
     published_recipe,
-    read_recipe,
     recipe,
     register,
 )
-from trellis_keras.zoo.run import train
+from trellis_keras.zoo.run import read_recipe, train
 from trellis_keras.zoo.tcn import *  # noqa: F403
 from trellis_keras.zoo.training_settings import Training
 from trellis_keras.zoo.trellisnet import *  # noqa: F403

@@ -12,18 +12,17 @@ import numpy as np
 from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
 from trellis_keras.scoring import METRICS
 from trellis_keras.zoo.datasets import Dataset
+from trellis_keras.zoo.recipe import Recipe
 
-# Validation tokens used to choose hyper-parameters.
-_CHOICE_TOKENS = 20_000
-# Training batches used to measure gradients for the rule "rms".
-_STATISTICS_BATCHES = 100
+_CHOICE_TOKENS = 20_000  # of the validation split
+_STATISTICS_BATCHES = 100  # of the training split, for the rule "rms"
 _DECAYS = (0.003, 0.03)
 _SIZES = (500, 8000)
 _MIXES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 
 
 def evaluate_dynamic(
-    recipe: Any,
+    recipe: Recipe,
     model: LanguageModel,
     loaded: Dataset,
     split: str = "test",
@@ -35,8 +34,8 @@ def evaluate_dynamic(
     tokens for word vocabularies, 20 for others.
 
     Args:
-        recipe: The model's `Recipe`.
-        model: Its trained model, with a vocabulary.
+        recipe: The model's recipe.
+        model: Its trained model, with a vocabulary, whose backbone streams.
         loaded: Its data, the result of `recipe.load_data()`.
         split: `"train"`, `"valid"` or `"test"`.
         show: Function that is called with a line of text for each choice tried.
@@ -44,9 +43,6 @@ def evaluate_dynamic(
     Returns:
         A dict of the chosen hyper-parameters, the metric on the validation split (`"valid"`), and
         the recipe's metric and the loss on the given split.
-
-    Raises:
-        ValueError: If the backbone does not stream.
     """
     segment_length = 5 if model.vocabulary.unit == "word" else 20
     valid = loaded.valid[:_CHOICE_TOKENS]
@@ -62,7 +58,7 @@ def evaluate_dynamic(
             loss = _finite(dynamic.evaluate(valid)["loss"])
             chosen = {"rule": rule, "learning_rate": learning_rate, "decay": decay}
             found.append((loss, chosen, dynamic))
-            show(_line(recipe, loss, chosen))
+            _show(show, recipe, loss, chosen)
             return loss
 
         best = _climb(loss_of, learning_rate)
@@ -75,7 +71,7 @@ def evaluate_dynamic(
 
 
 def evaluate_cache(
-    recipe: Any,
+    recipe: Recipe,
     model: LanguageModel,
     loaded: Dataset,
     split: str = "test",
@@ -83,8 +79,8 @@ def evaluate_cache(
 ) -> dict[str, Any]:
     """Evaluates a model with a neural cache, see `models.NeuralCache`.
 
-    Its size, theta and mix are chosen on the validation split. Arguments, results and errors are
-    those of `evaluate_dynamic`.
+    Its size, theta and mix are chosen on the validation split. Arguments and results as in
+    `evaluate_dynamic`.
     """
     valid = loaded.valid[:_CHOICE_TOKENS]
     found = []
@@ -96,7 +92,7 @@ def evaluate_cache(
         loss = _finite(min(losses))
         chosen = {"size": size, "theta": theta, "mix": _MIXES[int(np.argmin(losses))]}
         found.append((loss, chosen))
-        show(_line(recipe, loss, chosen))
+        _show(show, recipe, loss, chosen)
         return loss
 
     best = _climb(loss_of, 0.1)
@@ -132,9 +128,7 @@ def _metrics(recipe, valid_loss, loss):
     return {"valid": float(metric(valid_loss)), recipe.metric: float(metric(loss)), "loss": loss}
 
 
-def _line(recipe, loss, chosen):
-    settings = ", ".join(
-        f"{name}={format(value, '.3g') if isinstance(value, float) else value}"
-        for name, value in chosen.items()
-    )
-    return f"validation {recipe.metric} {METRICS[recipe.metric](loss):.4f}: {settings}"
+def _show(show, recipe, loss, chosen):
+    settings = (f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in chosen.items())
+    value = METRICS[recipe.metric](loss)
+    show(f"validation {recipe.metric} {value:.4f}: {', '.join(settings)}")

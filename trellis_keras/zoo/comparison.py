@@ -1,7 +1,6 @@
 """Compares runs: a table, and a plot of their validation losses."""
 
 import json
-import math
 import os
 from collections.abc import Sequence
 
@@ -9,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from keras_streams.files import atomic_write
-from trellis_keras.training.history import read_history
 from trellis_keras.zoo import run as runs
 
 
@@ -26,35 +24,26 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
         FileNotFoundError: A folder holds no run, or no epoch has finished.
         ValueError: A file is damaged.
     """
-    found = []
-    for folder in folders:
-        settings, history = runs.flat_settings(folder), _history(folder)
-        best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
-        found.append((folder, settings, history, best))
-    metrics = dict.fromkeys(
-        key for *_, best in found for key in best if key.startswith("val_") and key != "val_loss"
-    )
-    names = dict.fromkeys(name for _, settings, *_ in found for name in settings)
-    differing = [name for name in names if len({_text(one[1], name) for one in found}) > 1]
-    shown = [name for name in differing if name not in ("model", "data_checksum")]
-    header = ("run", "model", "parameters", "epochs", "best", "val_loss", *metrics, *shown)
-    rows = [
-        (
-            str(folder),
-            own["model"],
-            f"{runs.load_best(folder).count_params():,}",
-            str(len(history)),
-            f"{best['epoch']:.0f}",
-            *(f"{best[key]:.5g}" if key in best else "-" for key in ("val_loss", *metrics)),
-            *(_text(own, name) for name in shown),
-        )
-        for folder, own, history, best in found
+    recipes = [runs.read_recipe(folder) for folder in folders]
+    settings = [
+        {name: json.dumps(value).strip('"') for name, value in recipe.options().items()}
+        for recipe in recipes
     ]
-    return [header, *rows]
-
-
-def _text(settings, name):
-    return json.dumps(settings[name]).strip('"') if name in settings else "-"
+    histories = [_history(folder) for folder in folders]
+    best = [runs.best_epoch(history) for history in histories]
+    metrics = dict.fromkeys(key for row in best for key in row if key.startswith("val_"))
+    names = dict.fromkeys(name for own in settings for name in own if name != "data_checksum")
+    differing = [name for name in names if len({own.get(name, "-") for own in settings}) > 1]
+    rows = [("run", "model", "parameters", "epochs", "best", *metrics, *differing)]
+    for folder, recipe, own, history, row in zip(
+        folders, recipes, settings, histories, best, strict=True
+    ):
+        parameters = f"{runs.load_best(folder).count_params():,}"
+        values = (f"{row[key]:.5g}" if key in row else "-" for key in metrics)
+        chosen = (own.get(name, "-") for name in differing)
+        epochs = str(len(history)), f"{row['epoch']:.0f}"
+        rows.append((str(folder), recipe.name, parameters, *epochs, *values, *chosen))
+    return rows
 
 
 def draw(
@@ -69,14 +58,12 @@ def draw(
     """
     path = runs.check_output(path, overwrite=overwrite)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(xlabel="epoch", ylabel="validation loss")
     for folder in folders:
         history = _history(folder)
         epochs = [row["epoch"] for row in history]
         marker = "o" if len(history) == 1 else None
         axes.plot(epochs, [row["val_loss"] for row in history], label=str(folder), marker=marker)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("validation loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     for text in axes.legend(frameon=False).get_texts():
@@ -86,13 +73,12 @@ def draw(
 
 
 def _history(folder):
-    """Returns the rows of a run's history, with NaN for missing values."""
-    path = runs.recipe_path(folder).with_name("history.csv")
-    rows = read_history(path)
+    runs.read_recipe(folder)
+    rows = runs.history(folder)
     if not rows:
         raise FileNotFoundError(
             f"{folder} has no history.csv: the run has not finished an epoch yet."
         )
     if "val_loss" not in rows[0]:
-        raise ValueError(f"{path} has no column val_loss. Its columns: {', '.join(rows[0])}")
-    return [{key: float(value or "nan") for key, value in row.items()} for row in rows]
+        raise ValueError(f"{folder}/history.csv has no column val_loss.")
+    return rows

@@ -13,13 +13,8 @@ import trellis_keras
 from keras_streams.files import atomic_write
 from trellis_keras.files import read_json
 
-_FIELDS = {
-    "hardware": (str,),
-    "backend": (str,),
-    "trellis_keras": (str,),
-    "commit": (str, type(None)),
-}
-_PROCESS_FIELDS = {"from_epoch": (int,), **_FIELDS, "dtype_policy": (str,)}
+_FIELDS = {"hardware": str, "backend": str, "trellis_keras": str, "commit": str | None}
+_PROCESS_FIELDS = {"from_epoch": int, **_FIELDS, "dtype_policy": str}
 
 
 def environment() -> dict[str, str | None]:
@@ -73,7 +68,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 def _fields(found, types):
     for name, kinds in types.items():
-        if type(found[name]) not in kinds:
+        if isinstance(found[name], bool) or not isinstance(found[name], kinds):
             raise ValueError(f"{name} is {found[name]!r}")
     return {name: found[name] for name in types}
 

@@ -126,16 +126,19 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed):
     )
 
 
-def _on_texts(builder, names, widths):
+def _on_texts(builder, prefix, widths, suffix=""):
     """Registers a language model for each of the four texts, and returns the functions.
 
     Args:
         builder: Function with the arguments of all four, and a docstring with `{text}`.
-        names: Names of the functions.
+        prefix: Start of the functions' names, before the name of the data.
         widths: Their `hidden_units`.
+        suffix: End of the names that the TCN paper's models have, too.
     """
     functions = []
-    for name, units, (text, symbols, entry) in zip(names, widths, _TEXTS, strict=True):
+    for units, (text, symbols, entry) in zip(widths, _TEXTS, strict=True):
+        name = f"{prefix}_{entry['data']}"
+        name += suffix if entry["data"] in ("char_ptb", "text8") else ""
         doc = builder.__doc__.replace("{text}", text)
         made = with_defaults(builder, name, doc, hidden_units=units, vocabulary_size=symbols)
         functions.append(register(**_SHARED, **entry)(made))
@@ -184,9 +187,7 @@ def _lru(
 
 
 lru_char_ptb, lru_war_and_peace, lru_enwik8, lru_text8 = _on_texts(
-    _lru,
-    ("lru_char_ptb", "lru_war_and_peace", "lru_enwik8", "lru_text8"),
-    (643, 642, 637, 644),
+    _lru, "lru", (643, 642, 637, 644)
 )
 
 
@@ -235,9 +236,7 @@ def _lstm(
 
 
 lstm_char_ptb_lru_paper, lstm_war_and_peace, lstm_enwik8, lstm_text8_lru_paper = _on_texts(
-    _lstm,
-    ("lstm_char_ptb_lru_paper", "lstm_war_and_peace", "lstm_enwik8", "lstm_text8_lru_paper"),
-    (787, 785, 778, 789),
+    _lstm, "lstm", (787, 785, 778, 789), "_lru_paper"
 )
 
 
@@ -259,9 +258,7 @@ def _gru(
 
 
 gru_char_ptb_lru_paper, gru_war_and_peace, gru_enwik8, gru_text8_lru_paper = _on_texts(
-    _gru,
-    ("gru_char_ptb_lru_paper", "gru_war_and_peace", "gru_enwik8", "gru_text8_lru_paper"),
-    (908, 906, 895, 910),
+    _gru, "gru", (908, 906, 895, 910), "_lru_paper"
 )
 
 
@@ -302,9 +299,7 @@ def _grid_lstm(
 
 
 grid_lstm_char_ptb, grid_lstm_war_and_peace, grid_lstm_enwik8, grid_lstm_text8 = _on_texts(
-    _grid_lstm,
-    ("grid_lstm_char_ptb", "grid_lstm_war_and_peace", "grid_lstm_enwik8", "grid_lstm_text8"),
-    (787, 785, 778, 789),
+    _grid_lstm, "grid_lstm", (787, 785, 778, 789)
 )
 
 
@@ -337,7 +332,5 @@ def _rhn(
 
 
 rhn_char_ptb, rhn_war_and_peace, rhn_enwik8, rhn_text8 = _on_texts(
-    _rhn,
-    ("rhn_char_ptb", "rhn_war_and_peace", "rhn_enwik8", "rhn_text8"),
-    (908, 906, 896, 910),
+    _rhn, "rhn", (908, 906, 896, 910)
 )

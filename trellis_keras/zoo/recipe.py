@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import math
 import os
 import types
 import typing
@@ -22,14 +21,22 @@ from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.zoo import datasets, pretrained
 from trellis_keras.zoo.datasets import Dataset
 from trellis_keras.zoo.datasets.registry import suggestion
-from trellis_keras.zoo.run import FILE_OPTIONS
 from trellis_keras.zoo.training_settings import Training
 
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 _IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
-# Arguments of models that a run takes from its data.
-_FROM_DATA = ("vocabulary_size",)
+# A recipe's attributes that are options, besides those of the model and its training.
+_FIELDS = (
+    "setting",
+    "data",
+    "data_options",
+    "data_dir",
+    "data_checksum",
+    "metric",
+    "dtype_policy",
+    "jit_compile",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,25 +100,14 @@ class Entry:
     @functools.cached_property
     def types(self) -> dict[str, Any]:
         """{option: annotation} of the arguments and of the fields of a recipe."""
-        return {**typing.get_type_hints(self.function), **_FIELDS}
+        fields = typing.get_type_hints(Recipe)
+        return typing.get_type_hints(self.function) | {name: fields[name] for name in _FIELDS}
 
 
 @functools.cache
 def _made(make: Callable[[], Training]) -> Training:
     """Returns what a function makes, once: a `Training` never changes."""
     return make()
-
-
-_FIELDS: dict[str, Any] = {
-    "setting": str | None,
-    "data": str,
-    "data_options": dict,
-    "data_dir": str | None,
-    "data_checksum": str | None,
-    "metric": str,
-    "dtype_policy": str | None,
-    "jit_compile": bool | None,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,31 +186,6 @@ class Recipe:
         if setting != self.setting:
             training = self.entry.training_by(setting)
             arguments = arguments | self.entry.arguments_by(setting)
-        options = self._checked(options, training)
-        given = options.pop("data_options", {})
-        for name in self.entry.data_options:
-            if name in given and options.setdefault(name, given[name]) != given[name]:
-                raise ValueError(
-                    f"`{name}` is given twice. Received: {name}={options[name]!r} and "
-                    f"data_options={given!r}"
-                )
-        kept = self.data_options if options.get("data", self.data) == self.data else {}
-        known = {name: options[name] for name in self.entry.data_options if name in options}
-        if options.get("stateful"):
-            options.setdefault("context_length", 0)
-        stream = {k: options.get(k, training.stream.get(k)) for k in self.entry.stream_options}
-        stream = {name: value for name, value in stream.items() if value is not None}
-        own = {k: v for k, v in options.items() if k in training.option_names(options)}
-        return dataclasses.replace(
-            self,
-            arguments={name: options.get(name, value) for name, value in arguments.items()},
-            training=training.replace(**own, stream=stream),
-            data_options={**kept, **given, **known},
-            **{name: value for name, value in options.items() if name in _FIELDS},
-        )
-
-    def _checked(self, options, training):
-        """Returns the options in the types of their annotations, or raises ValueError."""
         entry = self.entry
         known = [*entry.data_options, *entry.arguments, *entry.stream_options, *_FIELDS]
         known += training.option_names(options)
@@ -222,7 +193,33 @@ class Recipe:
             if name not in known:
                 near = suggestion(name, known) or f" It has: {', '.join(known)}"
                 raise ValueError(f"{self.name} has no option {name!r}.{near}")
-        return _absolute({k: _checked(k, v, entry.types.get(k, Any)) for k, v in options.items()})
+        options = {k: _checked(k, v, entry.types.get(k, Any)) for k, v in options.items()}
+        given = options.pop("data_options", {})
+        # Absolute paths: a run is evaluated from other working directories.
+        if isinstance(given.get("path"), str):
+            given["path"] = _absolute(given["path"])
+        if options.get("data_dir") is not None:
+            options["data_dir"] = _absolute(options["data_dir"])
+        for name in entry.data_options:
+            if name in given and options.setdefault(name, given[name]) != given[name]:
+                raise ValueError(
+                    f"`{name}` is given twice. Received: {name}={options[name]!r} and "
+                    f"data_options={given!r}"
+                )
+        kept = self.data_options if options.get("data", self.data) == self.data else {}
+        others = {name: options[name] for name in entry.data_options if name in options}
+        if options.get("stateful"):
+            options.setdefault("context_length", 0)
+        stream = {k: options.get(k, training.stream.get(k)) for k in entry.stream_options}
+        stream = {name: value for name, value in stream.items() if value is not None}
+        own = {k: v for k, v in options.items() if k in training.option_names(options)}
+        return dataclasses.replace(
+            self,
+            arguments={name: options.get(name, value) for name, value in arguments.items()},
+            training=training.replace(**own, stream=stream),
+            data_options={**kept, **given, **others},
+            **{name: value for name, value in options.items() if name in _FIELDS},
+        )
 
     @property
     def name(self) -> str:
@@ -238,11 +235,6 @@ class Recipe:
     def channels(self) -> int | None:
         """Number of input channels, or None for a language model."""
         return self.entry.channels
-
-    @property
-    def from_data(self) -> tuple[str, ...]:
-        """Names of the arguments that a run takes from its data."""
-        return tuple(name for name in _FROM_DATA if name in self.arguments)
 
     @property
     def stateful(self) -> bool:
@@ -332,7 +324,7 @@ class Recipe:
 
     def with_data(self, loaded: Dataset) -> "Recipe":
         """Returns the recipe with the checksum and the arguments derived from loaded data."""
-        follow = {name: len(loaded.vocabulary or ()) for name in self.from_data}
+        follow = {"vocabulary_size": len(loaded.vocabulary or ())} if self.reads_text else {}
         return self.replace(data_checksum=loaded.checksum, **follow)
 
     def stream(
@@ -374,10 +366,6 @@ class Recipe:
             )
         return stream
 
-    def callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns the callbacks of the training settings for `fit`."""
-        return self.training.callbacks()
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the recipe as a dict of JSON values, from which `recipe_from_dict` reads it."""
         written = {
@@ -389,84 +377,77 @@ class Recipe:
         }
         return json.loads(json.dumps(written))
 
+    def without_folders(self) -> dict[str, Any]:
+        """Returns the recipe as a dict with the name of a user's file, but without its folder."""
+        written = self.to_dict()
+        if isinstance(path := written["data_options"].get("path"), str):
+            written["data_options"]["path"] = os.path.basename(path)
+        return written | {"data_dir": None}
+
     def options(self) -> dict[str, Any]:
         """Returns {option: value} of the whole recipe, as `zoo.recipe` takes them.
 
         Arguments of the optimizer and the other objects are left out where they have their default
-        values.
+        values, and so are the folders of the user's files.
         """
         return {**self._own_options(), **self.training.options()}
 
     def changes(self) -> dict[str, Any]:
         """Returns the options with which `zoo.recipe` returns this recipe.
 
-        They exclude arguments that a run takes from its data, and the paths of the data.
+        They exclude arguments that a run takes from its data, and the folders of the data.
         """
         setting = {} if self.setting is None else {"setting": self.setting}
         base = Recipe.published(self.entry).replace(**setting)
         theirs = base._own_options()
         own = self.training.changes(base.training)
         own |= {k: v for k, v in self._own_options().items() if v != theirs.get(k)}
-        left_out = ("data_dir", "data_checksum", *_FROM_DATA)
+        left_out = ("data_checksum", "vocabulary_size")
         return setting | {name: value for name, value in own.items() if name not in left_out}
 
     def _own_options(self):
-        written = self.to_dict()
+        written = self.without_folders()
         fields = {name: written[name] for name in _FIELDS}
-        others = dict(fields["data_options"])
+        others = fields["data_options"]
         known = {name: others.pop(name) for name in self.entry.data_options if name in others}
-        return {**known, **written["arguments"], **fields, "data_options": others}
+        return {**known, **written["arguments"], **fields}
 
     def to_json(self) -> str:
         """Returns the recipe as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-_KINDS: dict[Any, tuple[Any, str]] = {
-    bool: (bool, "true or false"),
-    int: (int, "an integer"),
-    float: ((int, float), "a number"),
-    str: (str, "text"),
-    dict: (dict, 'a mapping such as {"path": "my.txt"}'),
-    tuple: ((list, tuple), "a list such as [2, 3]"),
-    types.NoneType: (types.NoneType, "none"),
+_WORDING = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    dict: "a mapping",
+    tuple: "a list such as [2, 3]",
+    types.NoneType: "none",
 }
 
 
 def _checked(name, value, annotation):
     """Returns a value in the type of an annotation such as `int | None`, or raises ValueError."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, dict):
-        value = json.loads(json.dumps(value, default=os.fspath))  # as it is read back from JSON
     if annotation is Any:
-        return value
+        return value.item() if isinstance(value, np.generic) else value
+    value = json.loads(json.dumps(value, default=_plain))  # as it is read back from JSON
     is_union = isinstance(annotation, types.UnionType)
     kinds = typing.get_args(annotation) if is_union else (annotation,)
     kinds = [typing.get_origin(kind) or kind for kind in kinds]
     for kind in kinds:
+        accepted = {float: (int, float), tuple: list}.get(kind, kind)
         # In Python, True and False are also integers.
-        if isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
-            if kind is not float or math.isfinite(value):
-                return None if value is None else kind(value)
-    wording = " or ".join(_KINDS[kind][1] for kind in kinds)
+        if isinstance(value, accepted) and isinstance(value, bool) == (kind is bool):
+            return None if value is None else kind(value)
+    wording = " or ".join(_WORDING[kind] for kind in kinds)
     raise ValueError(f"`{name}` must be {wording}. Received: {value!r}")
 
 
-def _absolute(options):
-    """Makes paths absolute: a run is evaluated from other working directories."""
-    options = dict(options)
-    if options.get("data_dir") is not None:
-        options["data_dir"] = _absolute_path(options["data_dir"])
-    given = options.get("data_options", {})
-    paths = {name: given[name] for name in FILE_OPTIONS if isinstance(given.get(name), str)}
-    if paths:
-        absolute = {name: _absolute_path(path) for name, path in paths.items()}
-        options["data_options"] = given | absolute
-    return options
+def _plain(value):
+    return value.item() if isinstance(value, np.generic) else os.fspath(value)
 
 
-def _absolute_path(path):
+def _absolute(path):
     return os.path.abspath(os.path.expanduser(path))

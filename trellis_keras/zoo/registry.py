@@ -4,14 +4,13 @@ import dataclasses
 import fnmatch
 import functools
 import inspect
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from trellis_keras.layers import seeds
-from trellis_keras.zoo import results, run
+from trellis_keras.zoo import results
 from trellis_keras.zoo.datasets.registry import suggestion
 from trellis_keras.zoo.recipe import Entry, Recipe
 from trellis_keras.zoo.training_settings import Training
@@ -53,20 +52,6 @@ def register(
 
     Raises:
         ValueError: A model with this name already exists.
-
-    Example:
-
-    >>> @register(
-    ...     data="adding",
-    ...     data_options={"T": 100},
-    ...     metric="mse",
-    ...     channels=2,
-    ...     training=Training(optimizer=Adam(1e-3), batch_size=32, epochs=10),
-    ... )
-    ... def my_adding(units: int = 16, seed: int | None = 0):
-    ...     return SequenceRegressor(keras.layers.GRU(units), seed=seed)
-    >>> my_adding(units=8).backbone.units
-    8
     """
 
     def decorator(function):
@@ -113,35 +98,6 @@ def _function(entry):
     return build
 
 
-def like(
-    builder: Callable[..., keras.Model], **defaults: Any
-) -> Callable[[Callable[[], None]], Callable[..., keras.Model]]:
-    """Returns a decorator that makes an empty function a row of a paper's table.
-
-    The function keeps its name and docstring, and builds a model of a family with other defaults.
-
-    Args:
-        builder: Function with the arguments of the whole family, or the model of the zoo that it
-            is registered as.
-        **defaults: Defaults that differ from the builder's.
-
-    Example:
-
-    >>> def mlp(units: int = 2):
-    ...     return f"MLP of {units} units"
-    >>> @like(mlp, units=9)
-    ... def wide_mlp():
-    ...     "A wide MLP."
-    >>> inspect.signature(wide_mlp), wide_mlp(units=8)
-    (<Signature (units: int = 9)>, 'MLP of 8 units')
-    """
-
-    def decorator(row):
-        return with_defaults(builder, row.__name__, row.__doc__, **defaults)
-
-    return decorator
-
-
 def with_defaults(
     builder: Callable[..., keras.Model],
     name: str,
@@ -149,15 +105,16 @@ def with_defaults(
     fixed: dict[str, Any] | None = None,
     **defaults: Any,
 ) -> Callable[..., keras.Model]:
-    """Returns a function with a builder's arguments and other defaults, see `like`.
+    """Returns a function with a builder's arguments and other defaults: a row of a paper's table.
 
     Args:
-        builder: As in `like`.
+        builder: Function with the arguments of a family, or the model of the zoo that it is
+            registered as.
         name: Name of the function.
         doc: Its docstring.
         fixed: {argument: value} of the builder's arguments that the function does not take.
             Defaults to None, it takes all.
-        **defaults: As in `like`.
+        **defaults: Defaults that differ from the builder's.
     """
     builder, fixed = inspect.unwrap(builder), fixed or {}
     signature = inspect.signature(builder)
@@ -175,6 +132,13 @@ def with_defaults(
     function.__annotations__ = {k: v for k, v in builder.__annotations__.items() if k not in fixed}
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
+
+
+def like(
+    builder: Callable, fixed: dict[str, Any] | None = None, **defaults: Any
+) -> Callable[[Callable], Callable[..., keras.Model]]:
+    """Returns a decorator that makes a row of an empty function, see `with_defaults`."""
+    return lambda row: with_defaults(builder, row.__name__, row.__doc__, fixed, **defaults)
 
 
 def sub_seed(seed: int | None, offset: int) -> int | None:
@@ -242,33 +206,6 @@ def recipe_from_dict(written: dict[str, Any]) -> Recipe:
     return dataclasses.replace(found, training=training)
 
 
-def read_recipe(folder: str | os.PathLike) -> Recipe:
-    """Returns the recipe of the run in a folder.
-
-    Raises:
-        FileNotFoundError: There is no run.
-        ValueError: Its recipe cannot be read.
-    """
-    settings, paths = run.read_settings(folder), run.read_paths(folder)
-    try:
-        for name in run.FILE_OPTIONS:
-            if name in paths:
-                settings["data_options"][name] = paths[name]
-        if "data_dir" in paths:
-            settings["data_dir"] = paths["data_dir"]
-        return recipe_from_dict(settings)
-    # Any error that a damaged file may cause: a missing key, a list for a dict, a huge number.
-    except (
-        OverflowError,
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:
-        path = run.recipe_path(folder)
-        raise ValueError(f"{path} is not a recipe of this version: {error}") from error
-
-
 def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
     """Returns the recipe of a published run: the settings that the zoo's weights were trained with.
 
@@ -279,7 +216,7 @@ def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
         **options: Values that differ from the run's, as in `recipe`.
 
     Raises:
-        ValueError: There is no such run, or another one has these options.
+        ValueError: There is no such run.
     """
     _entry(name)
     own = {run.setting: run for run in results.all_runs() if run.model == name}
@@ -289,13 +226,6 @@ def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
             f"There is no published run of {name}{setting and f' ({setting})'}. Published settings "
             f"of {name}: {there}"
         )
-    given = {f"{name}={value}" for name, value in options.items()} | {options.get("setting")}
-    for other in own:
-        if other != setting and other and given.issuperset(other.split(",")):
-            raise ValueError(
-                f"With these options {name} has its own published run: "
-                f"train {name} {other} --as-published"
-            )
     return recipe_from_dict(own[setting].recipe).replace(data_checksum=None, **options)
 
 
@@ -317,36 +247,6 @@ def published_value(recipe: Recipe) -> results.Published | None:
         if all((theirs | row.setting).get(name) == ours.get(name) for name in names):
             return row
     return None
-
-
-def table(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:
-    """Yields the rows of `trellis-keras list`: one per model and published run.
-
-    Args:
-        pattern: Shell-style pattern of the models' names.
-        pretrained: Whether to list only entries with weights.
-    """
-    trained = {(run.model, run.setting): run for run in results.all_runs()}
-    costs = results.read_costs()["models"]
-    for name in list_models(pattern):
-        settings = [setting for model, setting in trained if model == name]
-        for setting in dict.fromkeys(["", *settings]):
-            own = trained.get((name, setting))
-            has_weights = own is not None and own.has_weights
-            if pretrained and not has_weights:
-                continue
-            shown = recipe_from_dict(own.recipe) if own else recipe(name)
-            size = own.results["parameters"] if own else costs.get(name, {}).get("parameters")
-            value = published_value(shown)
-            yield [
-                f"{name} {setting}".strip(),
-                shown.data,
-                "-" if size is None else f"{size:,}",
-                shown.metric,
-                "-" if value is None else f"{value.value:.4g}",
-                f"{own.mean:.4g}" if own else "-",
-                "yes" if has_weights else "-",
-            ]
 
 
 def _entry(name):

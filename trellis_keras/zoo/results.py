@@ -21,17 +21,10 @@ _PACKAGE = pathlib.Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A row of published.csv: a result in a paper.
+    """A row of published.csv: a result on the test split in a paper.
 
-    Attributes:
-        model: Name of the zoo's model.
-        setting: {option: value} of the options of `zoo.recipe` for this result, empty for the
-            model's defaults.
-        metric: Name of the metric.
-        value: The result on the test split.
-        parameters: The size given in the paper, such as "24M".
-        epochs: Epoch of the lowest validation loss, or None if the paper does not say.
-        source: Paper and table.
+    `setting` has the options of `zoo.recipe` for it, `parameters` the size given in the paper, such
+    as "24M", `epochs` the epoch of the lowest validation loss, or None if the paper does not say.
     """
 
     model: str
@@ -45,12 +38,9 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A published run of the zoo.
+    """A published run of the zoo: its folder with a results.json, and the contents of that file.
 
-    Attributes:
-        folder: Its folder.
-        setting: Name of its folder below the model's, such as "T=200"; "" for the default.
-        results: The contents of its results.json.
+    `setting` is the folder's name below the model's, such as "T=200"; "" for the default.
     """
 
     folder: pathlib.Path

@@ -194,23 +194,8 @@ def _music(backbone, seed):
 
 
 def _tcn(
-    filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=True
-):
-    return TCN(
-        filters,
-        kernel_size,
-        depth,
-        dropout=dropout,
-        dropout_kind=dropout_kind,
-        activation=activation,
-        return_sequences=return_sequences,
-        seed=sub_seed(seed, 10),
-        name="tcn",
-    )
-
-
-@register(**_ADDING, training=_on_adding, fast=_fast_adding)
-def tcn_adding(
+    head,
+    last_only,
     kernel_size: int = 8,
     depth: int = 8,
     filters: int = 24,
@@ -218,7 +203,25 @@ def tcn_adding(
     dropout_kind: str = "element",
     activation: str = "relu",
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> keras.Model:
+    """A head on a TCN."""
+    backbone = TCN(
+        filters,
+        kernel_size,
+        depth,
+        dropout=dropout,
+        dropout_kind=dropout_kind,
+        activation=activation,
+        return_sequences=not last_only,
+        seed=sub_seed(seed, 10),
+        name="tcn",
+    )
+    return head(backbone, seed)
+
+
+@register(**_ADDING, training=_on_adding, fast=_fast_adding)
+@like(_tcn, {"head": _sum, "last_only": True})
+def tcn_adding() -> None:
     """TCN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Table 2 has two smaller networks, without published results: for T=200
@@ -248,22 +251,11 @@ def tcn_adding(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    backbone = _tcn(
-        filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=False
-    )
-    return _sum(backbone, seed)
 
 
 @register(**_COPY_MEMORY, training=_on_copy_memory, fast=_fast_copy_memory)
-def tcn_copy_memory(
-    kernel_size: int = 8,
-    depth: int = 8,
-    filters: int = 10,
-    dropout: float = 0.05,
-    dropout_kind: str = "element",
-    activation: str = "relu",
-    seed: int | None = 0,
-) -> SequenceClassifier:
+@like(_tcn, {"head": _copy, "last_only": False}, filters=10, dropout=0.05)
+def tcn_copy_memory() -> None:
     """TCN on copy memory, T=1000, 12.5K parameters (Bai et al. 2018, Tables 1 and 2).
 
     The published cross-entropy is the mean over all T + 20 steps. The metric `recalled` is the
@@ -279,8 +271,6 @@ def tcn_copy_memory(
 
     Arguments as in `tcn_adding`.
     """
-    backbone = _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _copy(backbone, seed)
 
 
 @register(
@@ -290,15 +280,8 @@ def tcn_copy_memory(
         4e-3, batch_size=64, epochs=20, shift=1, warmup_steps=1_700, decay_steps=15_500
     ),
 )
-def tcn_seq_mnist(
-    kernel_size: int = 7,
-    depth: int = 8,
-    filters: int = 25,
-    dropout: float = 0.0,
-    dropout_kind: str = "element",
-    activation: str = "relu",
-    seed: int | None = 0,
-) -> SequenceClassifier:
+@like(_tcn, {"head": _digit, "last_only": True}, kernel_size=7, filters=25)
+def tcn_seq_mnist() -> None:
     """TCN on sequential MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 70K. The paper does not explain Table 2's other setting
@@ -309,10 +292,6 @@ def tcn_seq_mnist(
 
     Arguments as in `tcn_adding`.
     """
-    backbone = _tcn(
-        filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=False
-    )
-    return _digit(backbone, seed)
 
 
 @register(**_PERMUTED_MNIST, training=lambda: _on_mnist(Adam(2e-3)))
@@ -334,15 +313,8 @@ def tcn_permuted_mnist() -> None:
         8e-3, epochs=140, transpose=0.3, warmup_steps=800, decay_steps=7_460
     ),
 )
-def tcn_jsb(
-    kernel_size: int = 3,
-    depth: int = 2,
-    filters: int = 150,
-    dropout: float = 0.5,
-    dropout_kind: str = "element",
-    activation: str = "relu",
-    seed: int | None = 0,
-) -> PolyphonicModel:
+@like(_tcn, {"head": _music, "last_only": False}, kernel_size=3, depth=2, filters=150, dropout=0.5)
+def tcn_jsb() -> None:
     """TCN on JSB Chorales, 270K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 300K, which takes 159 filters. Batch size (one piece), epochs and decay follow the
@@ -351,8 +323,6 @@ def tcn_jsb(
 
     Arguments as in `tcn_adding`.
     """
-    backbone = _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed)
-    return _music(backbone, seed)
 
 
 @register(
@@ -428,17 +398,21 @@ def tcn_ptb(
         embeddings = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
     else:
         embeddings = keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
-    widths = [filters] * (depth - 1) + [embedding_dim]
-    return LanguageModel(
-        vocabulary_size,
-        embedding_dim,
-        _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed),
-        head=adaptive_softmax(vocabulary_size, cutoffs, seed),
-        input_dropout=input_dropout,
-        input_dropout_kind="element",
-        embeddings_initializer=embeddings,
-        seed=seed,
-    )
+
+    def head(backbone, seed):
+        return LanguageModel(
+            vocabulary_size,
+            embedding_dim,
+            backbone,
+            head=adaptive_softmax(vocabulary_size, cutoffs, seed),
+            input_dropout=input_dropout,
+            input_dropout_kind="element",
+            embeddings_initializer=embeddings,
+            seed=seed,
+        )
+
+    widths: Any = [filters] * (depth - 1) + [embedding_dim]
+    return _tcn(head, False, kernel_size, depth, widths, dropout, dropout_kind, activation, seed)
 
 
 @register(data="wt103", metric="perplexity", training=lambda: _on_words(4.0, clip_norm=0.4))

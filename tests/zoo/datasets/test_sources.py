@@ -163,22 +163,6 @@ def test_download_verify_cache(site, cache, capsys):
     assert capsys.readouterr().out == "", "stdout is for commands that print JSON"
 
 
-def test_load_downloads_only_without_a_local_copy(site, copy, tmp_path, monkeypatch):
-    for split, content in TEXTS.items():
-        (site / f"ptb.{split}.txt").write_bytes(content)
-    downloads = tuple(
-        Download(f"{site.url}/ptb.{split}.txt", {f"ptb/ptb.{split}.txt": None}, digest)
-        for split, digest in ((s, hashlib.sha256(c).hexdigest()) for s, c in TEXTS.items())
-    )
-    monkeypatch.setattr(texts, "PTB", Source(texts.PTB.paths, downloads))
-    local = load("ptb", data_dir=copy)
-    assert site.asked == []
-    # A folder of other data sets is no reason not to download this one.
-    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(site))
-    assert load("ptb").checksum == local.checksum
-    assert len(site.asked) == 3
-
-
 def test_another_file_is_refused_and_not_kept(site, cache):
     source = publish(site, zipped(MEMBERS), checksum="0" * 64)
     with pytest.raises(ValueError, match="some.zip is not the published file: .*data_dir"):
@@ -243,14 +227,6 @@ def test_a_killed_process_leaves_no_file_and_no_lock(site, cache):
         child.kill()
         assert contents(waiting.result()) == list(TEXTS.values())
     assert not [path for path in cache.rglob("*") if path.name.startswith((".writing", "down"))]
-
-
-def test_of_two_at_the_same_time_one_downloads(site):
-    source = publish(site, zipped(MEMBERS))
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(source.find, None) for _ in range(2)]
-        assert [contents(paths.result()) for paths in found] == [list(TEXTS.values())] * 2
-    assert site.asked == ["/some.zip"]
 
 
 def test_downloads_are_the_published_files():

@@ -96,20 +96,6 @@ def test_sizes_are_checked(tiny, monkeypatch):
         load("ptb", tiny)
 
 
-@pytest.mark.parametrize(
-    "name, file, change, message",
-    [
-        ("char_ptb", "ptb.valid", (b"cat", b"czt"), "unknown"),
-        ("ptb", "ptb.train", (b"<unk>", b"a"), "`unknown`"),
-    ],
-)
-def test_another_text_is_named(tiny, name, file, change, message):
-    path = tiny / f"ptb/{file}.txt"
-    path.write_bytes(path.read_bytes().replace(*change))
-    with pytest.raises(ValueError, match=f"{file}.txt has a different text: .*{message}"):
-        load(name, tiny)
-
-
 @pytest.mark.parametrize("name", ["wiki.train.tokens", "wiki.train.articles_reordered.tokens"])
 def test_wikitext2_by_words(tmp_path, monkeypatch, name):
     contents = [" \n = Cat = \n the <unk> sat \n", " the cat = \n", " = sat = \n"]
@@ -203,15 +189,6 @@ def test_the_training_file_of_penn_treebank_alone(tiny):
         load("char_ptb", tiny, files="test")
 
 
-def test_pydoc():
-    usual, small = load("pydoc"), load("pydoc", first=1_000, train_fraction=0.2)
-    sizes = np.array(list(usual.sizes.values()))
-    assert sizes.sum() > 300_000 and usual.vocabulary.unit == "character"
-    np.testing.assert_allclose(sizes / sizes.sum(), LRU_SPLIT, atol=1e-4)
-    np.testing.assert_array_equal(small.train, usual.train[:180])
-    assert (len(small.valid), len(small.test)) == (50, 50)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -258,18 +235,6 @@ def test_own_text_by_words(path):
     dataset = load("text", path=str(path), unit="word", first=20, split=(0.6, 0.2, 0.2))
     assert dataset.vocabulary.tokens == ("a", "<eos>", "b")
     assert parts(dataset) == ["b a a\nb a a\nb a a\n", "b a a\n", "b a a\n"]
-
-
-def test_units_have_different_checksums(path):
-    # The bytes of ASCII are its characters, but the vocabulary differs.
-    loaded = [load("text", path=path, unit=unit) for unit in ("character", "byte")]
-    path.write_text("a b c d " * 9)
-    loaded += [load("text", path=path, unit=unit) for unit in ("character", "word")]
-    assert len({dataset.checksum for dataset in loaded}) == 4
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
-    marked = [load("text", path=path, unit=unit) for unit in ("character", "word", "byte")]
-    assert [one.vocabulary for one in marked[:2]] == [one.vocabulary for one in loaded[2:]]
-    assert "\xef" in marked[2].vocabulary.tokens
 
 
 @pytest.mark.parametrize(("word", "place"), [("<unk>", 3), ("b", 2)])
@@ -390,18 +355,3 @@ def test_ids_of_wikitext103_are_memory_mapped(tmp_path, wikitext103):
     path.unlink()
     wikitext103.rename(tmp_path / "wikitext-103")
     assert load("wt103", data_dir=tmp_path).checksum == dataset.checksum
-
-
-@pytest.mark.parametrize(
-    "split, change, message",
-    [
-        ("train", lambda text: text + " the \n", "expected 12 words, found 14"),
-        ("train", lambda text: text.replace(",", "sat"), "expected 7 distinct words, found 6"),
-        ("valid", lambda text: text + "\n", "expected 4 words, found 5"),
-    ],
-)
-def test_other_files_than_wikitext103(tmp_path, wikitext103, split, change, message):
-    path = wikitext103 / f"wiki.{split}.tokens"
-    path.write_text(change(path.read_text()))
-    with pytest.raises(ValueError, match=f"wiki.{split}.tokens is not the pub.*: {message}"):
-        load("wt103", data_dir=tmp_path)

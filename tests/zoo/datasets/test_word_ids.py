@@ -58,18 +58,6 @@ def test_ids_are_those_of_the_whole_text(content, ending, block):
         check_ids(*encode(path), content)
 
 
-def test_the_same_text_is_encoded_once(path, cache, monkeypatch):
-    compressed = path.with_name("b.tokens.gz")
-    compressed.write_bytes(gzip.compress(TEXT.encode()))
-    check_ids(*encode(compressed), TEXT)
-    monkeypatch.setattr(texts, "_write_word_ids", None)
-    check_ids(*encode(path), TEXT)
-    assert len(list(cache.iterdir())) == 1
-    path.write_text("another text")
-    with pytest.raises(TypeError):
-        encode(path)
-
-
 def test_neither_text_nor_ids_are_in_memory(tmp_path, monkeypatch):
     path = tmp_path / "long.tokens"
     path.write_text("some words and \n" * 100_000)
@@ -102,10 +90,12 @@ def test_of_two_at_the_same_time_one_does_the_work(path, monkeypatch):
         ("a", b"ab cd \xff e", "not UTF-8 text: the byte 0xff at offset 6 cannot"),
         ("a.gz", gzip.compress(b"one two" * 9, mtime=0)[:-9], "is truncated"),
         ("a.gz", b"no gzip", "not a valid gzip file"),
+        ("a", b"a" * 90, "a is not word-level text"),
     ],
 )
 def test_bad_files(tmp_path, cache, monkeypatch, name, content, message):
     monkeypatch.setattr(files, "_BLOCK", 4)
+    monkeypatch.setattr(texts, "_MAX_LINE", 80)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         word_ids(tmp_path / name, "0")

@@ -62,12 +62,12 @@ _MNIST_TERMS: dict[str, Any] = {
 @register(**_MNIST_TERMS, source=MNIST)
 def seq_mnist(data_dir: DataDir) -> Dataset:
     """MNIST row by row: x (images, 784, 1), y the digit; 55,000, 5,000 and 10,000 images."""
-    paths = MNIST.find(data_dir)
-    if not paths:
-        return _pixel_dataset("seq_mnist", _tfds_images("mnist"))
-    train, train_labels, test, test_labels = map(_read_idx, paths)
-    images = {"train": (train[..., None], train_labels), "test": (test[..., None], test_labels)}
-    return _pixel_dataset("seq_mnist", images)
+
+    def read(paths):
+        train, train_labels, test, test_labels = map(_read_idx, paths)
+        return {"train": (train[..., None], train_labels), "test": (test[..., None], test_labels)}
+
+    return _pixel_dataset("seq_mnist", MNIST.find(data_dir), read)
 
 
 @register(**_MNIST_TERMS, source=MNIST)
@@ -92,20 +92,19 @@ def seq_cifar10(data_dir: DataDir) -> Dataset:
     A local copy consists of PNG files with 1,000 images one below the other, and of
     `cifar10/labels.npz` with the arrays `y_train` and `y_test`.
     """
-    paths = CIFAR10.find(data_dir)
-    if not paths:
-        return _pixel_dataset("seq_cifar10", _tfds_images("cifar10"))
-    labels_path, *strips = paths
-    with _refuse_damage(labels_path):
-        arrays = read_npz(io.BytesIO(read_file(labels_path)))
-        labels = {split: arrays[f"y_{split}"] for split in ("train", "test")}
-    images = {
-        split: np.concatenate([_read_strip(path) for path in strips if path.name.startswith(split)])
-        for split in labels
-    }
-    return _pixel_dataset(
-        "seq_cifar10", {split: (images[split], labels[split]) for split in labels}
-    )
+
+    def read(paths):
+        labels_path, *strips = paths
+        with _refuse_damage(labels_path):
+            arrays = read_npz(io.BytesIO(read_file(labels_path)))
+            labels = {split: arrays[f"y_{split}"] for split in ("train", "test")}
+        parts = {
+            split: [_read_strip(path) for path in strips if path.name.startswith(split)]
+            for split in labels
+        }
+        return {split: (np.concatenate(parts[split]), labels[split]) for split in labels}
+
+    return _pixel_dataset("seq_cifar10", CIFAR10.find(data_dir), read)
 
 
 def pixel_permutation() -> np.ndarray:
@@ -184,34 +183,30 @@ def shift_images(name: str, x: np.ndarray, generator: np.random.Generator, most:
     return np.stack(moved).reshape(x.shape)[:, order]
 
 
-def _pixel_dataset(name, images):
-    """Checks, sorts and splits {"train" or "test": (images, labels)}."""
+def _pixel_dataset(name, paths, read):
+    """Reads, checks, sorts and splits images: {"train" or "test": (images, labels)}."""
     published = PUBLISHED[name]
+    if paths:
+        images = read(paths)
+    else:
+        found = read_tfds(name.removeprefix("seq_"))
+        images = {split: (arrays["image"], arrays["label"]) for split, arrays in found.items()}
     ordered = {}
     for split, (pixels, labels) in images.items():
         _check_images(name, split, pixels, labels)
-        order = _content_order(pixels, labels)
+        pairs = zip(pixels, labels.tolist(), strict=True)
+        contents = [checksum([image.tobytes(), bytes([label])]) for image, label in pairs]
+        order = np.argsort(contents, kind="stable")
         ordered[split] = pixels[order], labels[order].astype("uint8")
     digest = checksum(array for pair in ordered.values() for array in pair)
     pixels, labels = ordered.pop("train")
     cut = len(pixels) - published.validation
     splits = {"train": (pixels[:cut], labels[:cut]), "valid": (pixels[cut:], labels[cut:])}
-    splits = {
-        split: (
-            pixel_sequences(pixels, published.mean, published.deviation),
-            labels.astype("int32"),
-        )
-        for split, (pixels, labels) in (splits | ordered).items()
+    sequences = {
+        split: (pixel_sequences(x, published.mean, published.deviation), y.astype("int32"))
+        for split, (x, y) in (splits | ordered).items()
     }
-    return Dataset(name, **splits, checksum=digest, make_stream=SequenceStream)
-
-
-def _content_order(images, labels):
-    pairs = zip(images, labels.tolist(), strict=True)
-    return np.argsort(
-        [checksum([image.tobytes(), bytes([label])]) for image, label in pairs],
-        kind="stable",
-    )
+    return Dataset(name, **sequences, checksum=digest, make_stream=SequenceStream)
 
 
 def _check_images(name, split, images, labels):
@@ -228,11 +223,6 @@ def _check_images(name, split, images, labels):
             f"{name} {split}: labels must lie in [0, 10). "
             f"Received: {labels.min()} to {labels.max()}"
         )
-
-
-def _tfds_images(name):
-    splits = read_tfds(name)
-    return {split: (arrays["image"], arrays["label"]) for split, arrays in splits.items()}
 
 
 def _read_idx(path):

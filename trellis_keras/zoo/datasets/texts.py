@@ -423,6 +423,9 @@ def _write_word_ids(path, words_file, ids_file):
             file.write(vocabulary.encode(text, final_eos=False).astype("<i4", copy=False))
 
 
+_MAX_LINE = 2**24  # bytes
+
+
 def _lines(path, description):
     """Yields the text in pieces of whole lines; a newline ends its last line."""
     start, rest = 0, b""
@@ -433,6 +436,10 @@ def _lines(path, description):
             yield decode(lines, path, start=start)
             start, rest = start + len(lines), b""
         rest += block[end:]
+        if len(rest) > _MAX_LINE:
+            raise ValueError(
+                f"{path} is not word-level text: {_MAX_LINE:,} bytes without a newline"
+            )
     last = decode(rest, path, start=start)
     if last.strip():
         yield f"{last}\n"
