@@ -95,12 +95,6 @@ def _check_runs(runs: list[str] | str):
     return runs
 
 
-def _check_file(path: str):
-    if not any(os.path.isfile(os.path.expanduser(path) + suffix) for suffix in ("", ".gz")):
-        raise FileNotFoundError(f"There is no file {path}.")
-    return path
-
-
 Settings = Annotated[list[str] | None, _argument("[MODEL [--depth 8 ...]]")]
 Run = Annotated[str, _argument("RUN", callback=_check_runs)]
 Overwrite = Annotated[bool, _flag("--overwrite", "Replace the output, if there is one.")]
@@ -379,7 +373,10 @@ def generate(
 
     RUN is a folder of `train`. Tokens appear as they are drawn.
     """
-    model = _language_model(run, "generate")
+    from trellis_keras.models import LanguageModel
+    from trellis_keras.zoo.run import load_best
+
+    model = load_best(run, LanguageModel)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
     chosen = _sampler(sampler, model.vocabulary_size, options)
     texts = []
@@ -442,18 +439,16 @@ def export(
         format = formats.get(os.path.splitext(path)[1], "saved_model")
     if format != "saved_model":  # SavedModel versions may be in the run's folder
         check_no_file_of_a_run(path)
-    model = load_best(run)
-    recipe = zoo.read_recipe(run)
     is_fixed = format == "c" and quantization is not None
     written = export_model(
-        model,
+        load_best(run),
         path,
         version,
         format=format,
         quantization=quantization,
         warmup=warmup,
         overwrite=overwrite,
-        representative_data=representative_data(recipe) if is_fixed else None,
+        representative_data=representative_data(zoo.read_recipe(run)) if is_fixed else None,
         quantization_tolerance=quantization_tolerance,
     )
     _echo(f"Written: {written}")
@@ -462,7 +457,7 @@ def export(
 @command()
 def score(
     run: Run,
-    file: Annotated[str, _argument("FILE", callback=_check_file)],
+    file: Annotated[str, _argument("FILE")],
     output: Annotated[
         str,
         _described("FILE", "The .csv or .jsonl file to write. An interrupted job is resumed."),
@@ -491,12 +486,13 @@ def score(
     size, one document per line.
     """
     from trellis_keras import scoring, zoo
-    from trellis_keras.zoo.run import check_output
+    from trellis_keras.models import LanguageModel
+    from trellis_keras.zoo.run import check_output, load_best
 
     check_output(output, [file], overwrite)
     try:
         totals = scoring.score(
-            _language_model(run, "score"),
+            load_best(run, LanguageModel),
             file,
             output,
             whole=whole,
@@ -511,18 +507,6 @@ def score(
         typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
         raise
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **totals}))
-
-
-def _language_model(run, command):
-    """Returns the best model of a run of a language model."""
-    from trellis_keras import zoo
-    from trellis_keras.models import LanguageModel
-    from trellis_keras.zoo.run import load_best
-
-    recipe = zoo.read_recipe(run)
-    if not recipe.reads_text:
-        raise ValueError(f"`{command}` is for language models. {run} is a run of {recipe.name}.")
-    return load_best(run, LanguageModel)
 
 
 def _sampler(name, vocabulary_size, options):

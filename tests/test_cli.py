@@ -298,7 +298,7 @@ def test_a_model_of_sequences(command, refused, tmp_path):
     results = json.loads(command("evaluate", folder)[1])
     assert results["sequences"] == 6
     assert results["mse"] == results["loss"]
-    assert "`generate` is for language models" in refused("generate", folder)
+    assert "must hold a LanguageModel" in refused("generate", folder)
     status, out, err = command("export", folder, tmp_path / "served")
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
     assert "is for text" in refused("evaluate", folder, "--target-counting", "original")

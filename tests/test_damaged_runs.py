@@ -12,8 +12,8 @@ from trellis_keras.zoo import run as runs
 
 # Each file of a run and the commands that read it. `extend` is `train` for more epochs.
 READERS = {
-    "recipe.json": "train evaluate compare generate export score",
-    "paths.json": "train evaluate generate export score",
+    "recipe.json": "train evaluate compare score",
+    "paths.json": "train evaluate compare score",
     "best.keras": "evaluate compare generate export score",
     "history.csv": "compare",
     "environment.json": "extend",

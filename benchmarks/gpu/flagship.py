@@ -90,7 +90,7 @@ def train(
         callbacks=[
             StopOnNaN(),
             EpochOrder(stream),
-            *recipe.callbacks(),
+            *recipe.training.callbacks(),
             # As `Checkpoint` does.
             keras.callbacks.LambdaCallback(
                 on_epoch_begin=lambda epoch, logs: set_seeds(net, recipe.seed, epoch)
