@@ -1,9 +1,14 @@
 import gzip
 import hashlib
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from trellis_keras import files
 from trellis_keras.data import Vocabulary
 from trellis_keras.zoo.datasets import last_word_examples, load, texts
 from trellis_keras.zoo.datasets.registry import SPLITS
@@ -335,15 +340,48 @@ def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypat
 # WikiText-103
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    # Characters of several bytes, and white space at which no line ends.
+    content=st.text("abéß \n\t\r\u00a0\u2028\x85", min_size=1, max_size=60),
+    block=st.integers(1, 20),
+)
+def test_large_texts_are_encoded_by_lines(content, block):
+    content += "a\n \n"
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_BLOCK", block)
+        path = pathlib.Path(folder, "text")
+        for text in (content, content.rstrip()):
+            path.write_bytes(text.encode())
+            vocabulary = Vocabulary.from_text(text, "word")
+            ids = [vocabulary.encode(lines, False) for lines in texts._lines(path, None)]
+            np.testing.assert_array_equal(np.concatenate(ids), vocabulary.encode(text))
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a", b"ab\ncd \xff e", "not UTF-8 text: the byte 0xff at offset 6 cannot"),
+        ("a.gz", gzip.compress(b"one two" * 9, mtime=0)[:-9], "is truncated"),
+        ("a", b"a" * 90, "a is not word-level text"),
+    ],
+)
+def test_large_texts_that_are_refused(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.setattr(files, "_BLOCK", 4)
+    monkeypatch.setattr(texts, "_MAX_LINE", 80)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(texts._lines(tmp_path / name, None))
+
+
 @pytest.fixture
 def wikitext103(tiny):
     return tiny / "wikitext103"
 
 
-def test_ids_of_wikitext103_are_memory_mapped(tmp_path, wikitext103):
+def test_wikitext103_by_words(tmp_path, wikitext103):
     dataset = load("wt103", data_dir=tmp_path)
     assert dataset.vocabulary == Vocabulary.from_text(WIKITEXT103[0], "word", unknown="<unk>")
-    assert isinstance(dataset.train, np.memmap)
     for split, content in zip(SPLITS, WIKITEXT103, strict=True):
         ids = getattr(dataset, split)
         assert ids.dtype == np.int32

@@ -171,8 +171,8 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `"ptb"`, `"char_ptb"`: Penn Treebank by words and by characters, from
       `ptb/ptb.train.txt`, `ptb/ptb.valid.txt`, `ptb/ptb.test.txt`.
     - `"wt2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens`, ...
-    - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens`, ... The first call
-      counts the words, which takes minutes, and stores 413 MB of token ids with the downloads.
+    - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens`, ..., which takes
+      minutes.
     - `"text8"`: text8 by characters, from `text8/text8`.
     - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
     - `"war_and_peace"`: Tolstoy's novel by characters, from `war_and_peace/warpeace_input.txt`.

@@ -148,7 +148,7 @@ class Source:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for downloads and token ids, `~/.keras/datasets/trellis_keras`.
+    """Returns the folder for downloads, `~/.keras/datasets/trellis_keras`.
 
     As for Keras' own data sets, the environment variable `KERAS_HOME` replaces `~/.keras`.
     """

@@ -3,20 +3,17 @@
 import collections
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import math
 import numbers
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
 
-from keras_streams.files import atomic_write
 from trellis_keras.data.streams import SequenceStream, TokenStream
 from trellis_keras.data.vocabulary import EOS, Vocabulary, check_unit
 from trellis_keras.files import BYTE_ORDER_MARK, checksum, decode, own_file, read_blocks, read_file
@@ -25,9 +22,7 @@ from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, regist
 from trellis_keras.zoo.datasets.sources import (
     Download,
     Source,
-    cache_folder,
     check_count,
-    locked,
     read_tfds,
 )
 
@@ -171,25 +166,23 @@ def wt2(data_dir: DataDir) -> Dataset:
 
 @register(**_WIKITEXT_TERMS, source=WIKITEXT103)
 def wt103(data_dir: DataDir) -> Dataset:
-    """WikiText-103 by words. The training split is memory-mapped, because of its size."""
+    """WikiText-103 by words, encoded line by line: its words as Python strings take gigabytes."""
     *sizes, vocabulary_size = SIZES["wt103"]
-    train, *others = WIKITEXT103.find(data_dir)
-    digest = hashlib.sha256()
-    for block in read_blocks(train, "verifying"):
-        digest.update(block)
-    ids, words = word_ids(train, digest.hexdigest())
-    check_count(train, "distinct words", vocabulary_size, len(words))
-    check_count(train, "words", sizes[0], len(ids))
-    with _refuse_text(train):
-        vocabulary = Vocabulary(words, "word", unknown="<unk>")
-    encoded = []
-    for path, size in zip(others, sizes[1:], strict=True):
-        content = read_file(path)
-        digest.update(content)
-        encoded.append(vocabulary.encode(decode(content, path)))
-        check_count(path, "words", size, len(encoded[-1]))
-    valid, test = encoded
-    return Dataset("wt103", ids, valid, test, digest.hexdigest(), TokenStream, vocabulary)
+    paths = WIKITEXT103.find(data_dir)
+    counts: collections.Counter = collections.Counter()
+    for text in _lines(paths[0], "counting words"):
+        counts.update(text.replace("\n", f" {EOS} ").split())
+    check_count(paths[0], "distinct words", vocabulary_size, len(counts))
+    with _refuse_text(paths[0]):
+        vocabulary = Vocabulary.from_counts(counts, unknown="<unk>")
+    parts = []
+    for path, size in zip(paths, sizes, strict=True):
+        with _refuse_text(path):
+            ids = [vocabulary.encode(text, False) for text in _lines(path, "encoding words")]
+        parts.append(np.concatenate(ids or [[]]))
+        check_count(path, "words", size, len(parts[-1]))
+    digest = checksum(block for path in paths for block in read_blocks(path))
+    return Dataset("wt103", *parts, digest, TokenStream, vocabulary)
 
 
 @register(**_PTB_TERMS, options=Cut, source=PTB)
@@ -363,64 +356,6 @@ def _refuse_text(path):
         yield
     except ValueError as error:
         raise ValueError(f"{path} has a different text: {error}") from error
-
-
-# Word-level text larger than memory: its ids are written to a file once.
-
-
-def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
-    """Encodes a large text by words, and memory-maps the ids.
-
-    The ids equal `Vocabulary.from_text(text).encode(text)`. The text is read twice, in
-    blocks, so that only the distinct words are in memory. The ids are stored in `cache_folder()`
-    for later calls. The file appears only once it is complete, and if there are several processes,
-    one writes it while the others wait.
-
-    Args:
-        path: The text, in UTF-8, possibly compressed.
-        digest: Hexadecimal SHA-256 of the text, used as the cache key.
-
-    Returns:
-        The ids, a read-only int32 `numpy.memmap` of shape (tokens,), and the words in the order of
-        their ids.
-
-    Raises:
-        ValueError: If the file has no words, is not UTF-8 or is damaged.
-        OSError: If the ids cannot be stored.
-    """
-    folder = cache_folder() / f"words-{digest}"
-    words_file, ids_file = folder / "words.txt", folder / "ids.npy"
-    if not ids_file.exists():
-        try:
-            with locked(folder):
-                if not ids_file.exists():
-                    _write_word_ids(path, words_file, ids_file)
-        except OSError as error:
-            raise OSError(
-                f"Could not store the token ids of {path} in {folder} ({error}). Set the "
-                "environment variable KERAS_HOME to use another folder."
-            ) from error
-    words = words_file.read_text(encoding="utf-8").split("\n")
-    return np.load(ids_file, mmap_mode="r"), words
-
-
-def _write_word_ids(path, words_file, ids_file):
-    counts = collections.Counter()
-    for text in _lines(path, "counting words"):
-        counts.update(text.replace("\n", f" {EOS} ").split())
-    tokens = counts.total()
-    if not tokens:
-        raise ValueError(f"{path} has no words")
-    vocabulary = Vocabulary.from_counts(counts)
-    with atomic_write(words_file) as temporary:
-        temporary.write_text("\n".join(vocabulary.tokens), encoding="utf-8")
-    # Written last: if the ids exist, so do the words.
-    with atomic_write(ids_file) as temporary, open(temporary, "wb") as file:
-        # Not with a memory map, which crashes the process if the disk is full.
-        header = {"descr": "<i4", "fortran_order": False, "shape": (tokens,)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for text in _lines(path, "encoding words"):
-            file.write(vocabulary.encode(text, final_eos=False).astype("<i4", copy=False))
 
 
 _MAX_LINE = 2**24  # bytes
