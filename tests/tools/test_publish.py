@@ -162,7 +162,7 @@ def test_the_seed_with_the_median_validation_loss_is_published(three_seeds, tmp_
 
 def test_further_seeds_join_a_published_run(three_seeds, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "keeps_weights", lambda *_: True)
-    for published_one in three_seeds:
+    for published_one in three_seeds[1:]:
         folder = tmp_path / published_one.name / "tcn_adding" / "T=8"
         alone = publish.publish(published_one, folder, note="Kept.")
         others = [run for run in three_seeds if run != published_one]

@@ -179,10 +179,11 @@ def wt103(data_dir: DataDir) -> Dataset:
     for path, size in zip(paths, sizes, strict=True):
         with _refuse_text(path):
             ids = [vocabulary.encode(text, False) for text in _lines(path, "encoding words")]
-        parts.append(np.concatenate(ids or [[]]))
-        check_count(path, "words", size, len(parts[-1]))
+        check_count(path, "words", size, sum(map(len, ids)))
+        parts.append(np.concatenate(ids))
+    train, valid, test = parts
     digest = checksum(block for path in paths for block in read_blocks(path))
-    return Dataset("wt103", *parts, digest, TokenStream, vocabulary)
+    return Dataset("wt103", train, valid, test, digest, TokenStream, vocabulary)
 
 
 @register(**_PTB_TERMS, options=Cut, source=PTB)
