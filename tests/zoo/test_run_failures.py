@@ -5,8 +5,8 @@ import pytest
 from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
-from tests.test_jobs import another_process_in
 from trellis_keras import zoo
+from trellis_keras.jobs import folder_lock
 from trellis_keras.zoo import run as runs
 
 # Disks
@@ -69,7 +69,7 @@ def test_a_first_step_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 def test_a_folder_belongs_to_one_process(tmp_path, refused):
-    with another_process_in(tmp_path):
+    with folder_lock(tmp_path):
         (tmp_path / ".writing-0123abcd-best.keras").write_text("the other process writes this")
         error = refused("train", "trellisnet_char", "--output", tmp_path)
         assert f"{tmp_path} is in use" in error
