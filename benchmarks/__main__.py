@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import classification, edge, forecasts, rivals
+from benchmarks import classification, edge, forecasts, integers, rivals
 from benchmarks.cases import CASES
 from benchmarks.results import heading, machine, write, write_figures
 from benchmarks.worker import Worker
@@ -16,6 +16,7 @@ from benchmarks.worker import Worker
 OWN = {
     "edge": (edge, "a step of small nets, as called"),
     "rivals": (rivals, "training and steps of nets of one size"),
+    "integers": (integers, "accuracy of integer-only C"),
     "forecasts": (forecasts, "public series, compared with other packages"),
     "classification": (classification, "UCR and UEA archives, accuracy in %"),
 }
