@@ -133,3 +133,7 @@ def test_unknown_length():
 )
 def test_period_of_a_cycle_of_dilations(cycle, period):
     assert find_period(cycle) == period
+
+
+def test_taps_are_multiples_of_the_dilation_back():
+    assert offsets(3, 4) == (0, 4, 8)

@@ -330,3 +330,14 @@ def test_bad_calls():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_the_second_half_of_a_glu_is_the_gate():
+    block = TCNBlock(2, kernel_size=2, activation="glu", weight_norm=False)
+    block.build((None, None, 2))
+    a, gate = np.array([1.0, -2.0]), np.array([3.0, 0.5])
+    for weight in block.weights:
+        weight.assign(ops.zeros(weight.shape))
+    block.biases[1].assign(np.concatenate([a, gate]))
+    x = np.random.default_rng(0).normal(size=(1, 3, 2)).astype("float32")
+    np.testing.assert_allclose(block(x), x + a / (1 + np.exp(-gate)), rtol=1e-6)

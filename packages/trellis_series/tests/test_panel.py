@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
-from trellis_series.panel import Columns, read_panel
+from trellis_series.panel import Columns, find_encoding, read_panel
 from trellis_series.times import infer_freq, parse_times
 
 N = 120
@@ -115,3 +115,9 @@ def test_missing_rows_of_a_panel_are_filled_within_their_series():
     assert found["b"].times.equals(ds) and found["c"].times.equals(ds[1:-1])
     known = found["a"].future
     np.testing.assert_array_equal(found["b"].future, known[[0, 1, 1, 1, 4, 5]])
+
+
+def test_numbers_are_scaled_by_the_mean_and_deviation_of_the_known_ones():
+    frame = pd.DataFrame({"load": [1.0, 3.0, np.nan, 8.0, np.inf]})
+    ((mean, deviation),) = find_encoding(frame, ["load"]).values()
+    np.testing.assert_allclose([mean, deviation], [4, np.sqrt(26 / 3)])
