@@ -111,6 +111,8 @@ def test_digits_recalled():
     metric = DigitsRecalled(digits=12)
     metric.update_state(y, logits)
     assert float(metric.result()) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="digits"):
+        DigitsRecalled(0)
 
 
 @pytest.mark.parametrize("cls", [*TOKEN_METRICS, FrameNLL, DigitsRecalled])

@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_streams.parts import two_sum
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.models.losses import expand_to_rank, frame_nll
 from trellis_keras.types import Tensor
 
@@ -60,7 +61,7 @@ class ExactMean(keras.metrics.Metric):
 
 
 class MeanLoss(ExactMean):
-    """Computes the mean loss of batches, weighted by what each counts."""
+    """Computes the mean loss of batches, weighted by its number of targets."""
 
     default_name = "loss"
 
@@ -172,7 +173,7 @@ class DigitsRecalled(ExactMean):
 
     def __init__(self, digits: int = 10, name: str | None = None, dtype: str | None = None) -> None:
         super().__init__(name, dtype)
-        self.digits = digits
+        (self.digits,) = check_positive(digits=digits)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
         """Accumulates the fraction for a batch.
