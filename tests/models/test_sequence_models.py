@@ -401,6 +401,15 @@ def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):
         assert np.isfinite(model.test_on_batch(x, wrong, sample_weight=weight)[0])
 
 
+@both_backends
+def test_outputs_are_nan_until_the_inputs_are_adapted():
+    model = SequenceRegressor(Mix(False), normalize=True)
+    x = X + 1
+    assert np.isnan(model.predict(x, verbose=0)).all()
+    model.adapt(x)
+    assert np.isfinite(model.predict(x, verbose=0)).all()
+
+
 def test_inputs_are_standardized_before_they_are_rounded():
     x = (1000 + np.random.default_rng(0).normal(size=(16, 20, 2))).astype("float32")
     backbone = TCN(8, 3, 2, return_sequences=False, dtype="mixed_bfloat16")

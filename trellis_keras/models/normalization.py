@@ -24,7 +24,7 @@ class Standardization(keras.layers.Layer):
     a channel that hardly varied in the training data may later be thousands of standard deviations
     away.
 
-    The scale is 0 until `adapt` is called or weights are loaded.
+    Until `adapt` is called or weights are loaded, the scale and so the outputs are NaN.
 
     Call arguments:
         inputs: Tensor (..., channels), in the units of the data.
@@ -34,15 +34,15 @@ class Standardization(keras.layers.Layer):
     """
 
     def build(self, input_shape: Shape) -> None:
-        options: dict[str, Any] = {"shape": (input_shape[-1],), "initializer": "zeros"}
-        options |= {"trainable": False, "autocast": False}
-        self.mean = self.add_weight(name="mean", **options)
-        self.scale = self.add_weight(name="scale", **options)
+        options: dict[str, Any] = {"trainable": False, "autocast": False}
+        self.mean = self.add_weight((input_shape[-1],), "zeros", name="mean", **options)
+        unknown = keras.initializers.Constant(np.nan)
+        self.scale = self.add_weight((input_shape[-1],), unknown, name="scale", **options)
 
     def call(self, inputs: Tensor) -> Tensor:
         x = ops.cast(inputs, at_least_float32(self.compute_dtype))
         standardized = ops.clip(self.standardize(x), -LARGEST, LARGEST)
-        # `isnan` of the inputs, because a scale of 0 also gives NaN.
+        # `isnan` of the inputs, because a scale of NaN also gives NaN.
         return ops.where(ops.isnan(x), ops.zeros_like(x), standardized)
 
     def standardize(self, values: Tensor, axis: int = -1) -> Tensor:
