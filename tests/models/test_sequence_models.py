@@ -532,8 +532,16 @@ def test_other_wrong_data():
         model.fit(X[..., :1], LABELS, class_weight={"c": 2}, verbose=0)
     with pytest.raises(ValueError, match="class_weight.* sample_weight="):
         compiled(classifier(per_step=True)).fit(X, X[..., 0], class_weight={0: 2.0}, verbose=0)
-    with pytest.raises(ValueError, match="need a model with one unit.*outputs .4, 2"):
-        regressor().loss(np.zeros(4), np.zeros((4, 2)))
+
+
+@both_backends
+@pytest.mark.parametrize("units", [(), (1,), (3,), (1, 2)])
+def test_targets_are_not_broadcast_to_the_outputs(units):
+    """Batches of a generator are not checked before they are used."""
+    with pytest.raises(ValueError, match="shape of the outputs"):
+        regressor().train_on_batch(X, np.zeros((4, *units)))
+    with pytest.raises(ValueError, match="shape of the outputs"):
+        polyphonic().train_on_batch(np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
 
 
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor, PolyphonicModel])

@@ -8,6 +8,7 @@ of `tf.distribute` computes the loss of its own rows, and the gradients are summ
 import keras
 from keras import ops
 
+from keras_streams.protocol import shapes_match
 from trellis_keras.types import Tensor
 
 
@@ -23,8 +24,10 @@ def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
     Returns:
         Tensor (...).
     """
+    on = ops.cast(y_true, y_pred.dtype)
+    _check_targets(on, y_pred)
     # -log sigmoid(z) = softplus(-z) for a key that is on, softplus(z) for one that is off.
-    return ops.sum(ops.softplus((1 - 2 * ops.cast(y_true, y_pred.dtype)) * y_pred), axis=-1)
+    return ops.sum(ops.softplus((1 - 2 * on) * y_pred), axis=-1)
 
 
 class WeightedMean(keras.losses.Loss):
@@ -93,12 +96,18 @@ class SquaredError(WeightedMean):
         if y_pred.shape[-1] == 1:
             # With or without an axis of units; the rank may be unknown on TensorFlow.
             y_true = ops.reshape(y_true, ops.shape(y_pred))
-        elif len(y_true.shape) < len(y_pred.shape):
-            raise ValueError(
-                "Targets without an axis of units need a model with one unit. Received: "
-                f"targets of shape {tuple(y_true.shape)}, outputs {tuple(y_pred.shape)}"
-            )
+        else:
+            _check_targets(y_true, y_pred)
         return _mean_square(y_pred - y_true)
+
+
+def _check_targets(y_true, y_pred):
+    """Raises ValueError for targets that would be broadcast to the outputs."""
+    if not shapes_match(y_true.shape, y_pred.shape):
+        raise ValueError(
+            "Targets must have the shape of the outputs. Received: "
+            f"targets of shape {tuple(y_true.shape)}, outputs {tuple(y_pred.shape)}"
+        )
 
 
 def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
