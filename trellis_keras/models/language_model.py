@@ -335,7 +335,7 @@ class LanguageModel(TextGenerator, TokenBackbone):
         """
         check_no_class_weight(class_weight)
         validation = kwargs.get("validation_data")
-        validation = validation[:2] if isinstance(validation, tuple) else [validation]
+        validation = validation[:2] if isinstance(validation, (tuple, list)) else [validation]
         self._check_tokens(x, y, *validation)
         if shuffle is None:
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
