@@ -504,6 +504,10 @@ WRONG_MODELS = [
     (lambda: LanguageModel(V, 5, trellis()).build((None, None)), "embedding_dim"),
     (lambda: make().build((None, None, 1)), "axes"),
     (lambda: LanguageModel(V, 6, trellis(), input_dropout_kind="word"), "input_dropout_kind"),
+    (
+        lambda: LanguageModel(V, 6, trellis(), input_dropout=1, input_dropout_kind="element"),
+        "input_dropout",
+    ),
     (lambda: make(vocabulary=Vocabulary(["a", "b"], "character")), "vocabulary_size"),
     (lambda: LanguageModel(V, 6, trellis(), head=DenseHead(7)), "vocabulary_size"),
     (lambda: LanguageModel(V, 6, trellis(), head=make(tie_embeddings=False).head), "is built"),

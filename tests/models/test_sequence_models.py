@@ -474,6 +474,8 @@ WRONG_MODELS = [
     (lambda: SequenceClassifier(stateful_inside(), 2), "stateful"),
     (lambda: SequenceClassifier(lstm(False), 0), "num_classes"),
     (lambda: SequenceRegressor(lstm(False), 0), "units"),
+    (lambda: classifier(input_dropout=1), "input_dropout"),
+    (lambda: classifier(output_dropout=1), "output_dropout"),
     (lambda: masking(normalize=True), "Masking"),
     (lambda: classifier().build((4, 5)), "batch, time, channels"),
     (lambda: classifier(class_names=["a", "a", "b"]), "class_names"),

@@ -38,6 +38,13 @@ def check_choice(name: str, value: Any, choices: Collection) -> None:
         raise ValueError(f"`{name}` must be one of {words}. Received: {value!r}")
 
 
+def check_rates(**rates: float) -> None:
+    """Raises ValueError for dropout rates outside [0, 1)."""
+    for name, rate in rates.items():
+        if not 0 <= rate < 1:
+            raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
+
+
 def check_tokens(tokens: Any, vocabulary_size: int) -> None:
     """Raises ValueError unless `tokens` is an array of integers in [0, vocabulary_size).
 

@@ -24,6 +24,7 @@ from trellis_keras.layers.checks import (
     check_choice,
     check_has_steps,
     check_positive,
+    check_rates,
     dilation_cycle,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
@@ -156,8 +157,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
                 "`kernel_size` must be at least 2: with one tap no output depends on the past. "
                 "Received: kernel_size=1"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"`dropout` must be in [0, 1). Received: dropout={dropout}")
+        check_rates(dropout=dropout)
         check_choice("dropout_kind", dropout_kind, _DROPOUTS)
         check_choice("normalization", normalization, _NORMALIZATIONS)
         check_choice("padding", padding, ("causal", "same"))

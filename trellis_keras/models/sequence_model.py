@@ -1,4 +1,4 @@
-"""The base class of models that classify sequences, predict values and music."""
+"""The base class of models that classify sequences and predict values or music."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from keras import ops
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32
 from trellis_keras._keras_internals import all_layers, set_loss_dtype
-from trellis_keras.layers.checks import check_tokens
+from trellis_keras.layers.checks import check_rates, check_tokens
 from trellis_keras.layers.masks import resolve_mask
 from trellis_keras.layers.regularization import Dropout
 from trellis_keras.layers.seeds import sub_seed
@@ -75,6 +75,7 @@ class SequenceModel(BackboneModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_rates(input_dropout=input_dropout, output_dropout=output_dropout)
         parts = all_layers(backbone)
         if any(getattr(part, "stateful", False) for part in parts):
             raise ValueError(
@@ -415,7 +416,8 @@ class SequenceModel(BackboneModel):
             check_tokens(x, self.embedding.input_dim)
 
     def _check_targets(self, y):
-        raise NotImplementedError
+        """Raises ValueError for targets that do not suit the default loss."""
+        raise NotImplementedError(f"{type(self).__name__} must define `_check_targets(y)`.")
 
     def _encode_targets(self, y):
         """Returns targets as numbers."""

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import all_layers
-from trellis_keras.layers.checks import check_choice, check_positive
+from trellis_keras.layers.checks import check_choice, check_positive, check_rates
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.stateful import StatefulLayer
@@ -43,6 +43,7 @@ class TokenBackbone(BackboneModel):
         vocabulary_size, embedding_dim = check_positive(
             vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
         )
+        check_rates(input_dropout=input_dropout)
         check_choice("input_dropout_kind", input_dropout_kind, _INPUT_DROPOUTS)
         _check_backbone(backbone)
         self.autocast = False  # the inputs are integers; the layers do their own casting
