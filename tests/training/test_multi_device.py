@@ -14,7 +14,9 @@ import pytest
 
 from tests.support.processes import ROOT, child_environment, run_script
 from tests.support.small_runs import options, write_text
-from trellis_keras.training import latest
+from trellis_keras.data import SequenceStream
+from trellis_keras.training import RestOfEpoch, latest
+from trellis_keras.training.devices import OwnRows
 from trellis_keras.zoo import read_recipe, run
 
 # Gradient descent: Adam does not see a gradient that is twice too large. The last rows of the text
@@ -113,6 +115,15 @@ def test_the_second_epoch_on_two_devices(case, backend, tmp_path):
 
 
 # Several processes
+
+
+def test_own_rows_of_the_rest_of_an_epoch(monkeypatch):
+    """Keras announces an epoch to the outer data set only."""
+    monkeypatch.setattr("trellis_keras.training.devices.process_count", lambda: 2)
+    monkeypatch.setattr("trellis_keras.training.devices.process_index", lambda: 1)
+    rows = OwnRows(RestOfEpoch(SequenceStream(np.arange(6), np.arange(6), 2), 1))
+    rows.on_epoch_begin()
+    assert [rows[i][0].tolist() for i in range(len(rows))] == [[3], [5]]
 
 
 def start(*words):

@@ -174,6 +174,9 @@ class OwnRows(keras.utils.PyDataset):
         own = slice(process_index() * rows, (process_index() + 1) * rows)
         return tuple(part[own] for part in batch)
 
+    def on_epoch_begin(self) -> None:
+        self.stream.on_epoch_begin()
+
     def on_epoch_end(self) -> None:
         self.stream.on_epoch_end()
 
