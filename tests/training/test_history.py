@@ -1,6 +1,7 @@
 """What is printed and recorded of an epoch: lines, the history, the best model."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,16 @@ def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):
     assert rows == [first, second]
     with pytest.raises(ValueError, match=r"BestModel monitors 'val_loss'.*\['loss'\]"):
         best.on_epoch_end(3, {"loss": 1.0})
+
+
+def test_best_model_of_a_metric_to_maximize(tmp_path):
+    best, kept = BestModel(tmp_path / "best.keras", "val_accuracy", mode="max"), []
+    best.set_model(SimpleNamespace(save=lambda path: kept.append(best.best) or path.touch()))
+    for epoch, accuracy in enumerate([math.nan, 0.5, 0.25, 0.75]):
+        best.on_epoch_end(epoch, {"val_accuracy": accuracy})
+    assert kept == [0.5, 0.75] and best.get_state() == {"best": 0.75}
+    with pytest.raises(ValueError, match="`mode`"):
+        BestModel(tmp_path / "best.keras", mode="auto")
 
 
 @pytest.mark.parametrize(

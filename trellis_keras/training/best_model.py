@@ -1,4 +1,4 @@
-"""The model with the lowest validation loss."""
+"""The model with the best value of a metric."""
 
 import math
 from os import PathLike
@@ -7,11 +7,12 @@ from pathlib import Path
 import keras
 
 from keras_streams.files import atomic_write
+from trellis_keras.layers.checks import check_choice
 from trellis_keras.types import Logs
 
 
 class BestModel(keras.callbacks.Callback):
-    """Saves the model whenever a metric is the lowest so far.
+    """Saves the model whenever a metric is the best so far.
 
     `keras.callbacks.ModelCheckpoint` overwrites its file in place, so a kill can lose both the
     old and the new model. This callback replaces the file atomically. NaN is never the best.
@@ -19,17 +20,22 @@ class BestModel(keras.callbacks.Callback):
     Args:
         path: The `.keras` file. Its folder is created when training begins.
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
+        mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
 
     Example:
 
     >>> model.fit(x, y, validation_split=0.1, callbacks=[BestModel("run/best.keras")])
     """
 
-    def __init__(self, path: str | PathLike, monitor: str = "val_loss") -> None:
+    def __init__(
+        self, path: str | PathLike, monitor: str = "val_loss", *, mode: str = "min"
+    ) -> None:
         super().__init__()
+        check_choice("mode", mode, ("min", "max"))
         self.path = Path(path).expanduser()
         self.monitor = monitor
-        self.best = math.inf
+        self.mode = mode
+        self.best = math.inf if mode == "min" else -math.inf
 
     def get_state(self) -> dict:
         return {"best": self.best}
@@ -47,7 +53,8 @@ class BestModel(keras.callbacks.Callback):
                 f"epoch: {sorted(logs or {})}."
             )
         value = float(logs[self.monitor])
-        if value < self.best:
+        is_better = value < self.best if self.mode == "min" else value > self.best
+        if is_better:
             self.best = value
             with atomic_write(self.path) as temporary:
                 self.model.save(temporary)
