@@ -56,7 +56,7 @@ def test_what_text_samples_require(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="length=0"):
         TextSamples("the ", tmp_path, length=0)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ValueError, match="require TensorFlow"):
+    with pytest.raises(ImportError, match="require TensorFlow"):
         TextSamples("the ", tmp_path)
     monkeypatch.setitem(sys.modules, "keras_nlp", None)
     with pytest.raises(ImportError, match="pip install keras-nlp"):

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_streams.protocol import without_carried_states
 from trellis_keras.layers.checks import check_positive
+from trellis_keras.models import samplers
 from trellis_keras.types import Logs
 
 # Draws from all tokens: with top-k or top-p a weak model does not leave a run of spaces.
@@ -43,15 +44,9 @@ class TextSamples(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         check_positive(length=length)
-        try:
-            from keras_nlp import samplers
-        except ImportError as error:
-            raise ImportError(
-                "TextSamples requires Keras-NLP. Install it with `pip install keras-nlp`."
-            ) from error
         self.prompt = prompt
         self.length = length
-        self._sampler = samplers.RandomSampler(temperature=_TEMPERATURE)
+        self._sampler = samplers.library().RandomSampler(temperature=_TEMPERATURE)
         self._directory = directory
         self._writer: Any = None
         _summary()
@@ -130,7 +125,7 @@ def _summary():
         import tensorflow as tf
     except ImportError as error:
         message = "TensorBoard logs require TensorFlow, which is not installed."
-        raise ValueError(message) from error
+        raise ImportError(message) from error
     return tf.summary
 
 
