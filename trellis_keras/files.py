@@ -277,7 +277,7 @@ def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Pat
     if found is None:
         raise FileNotFoundError(
             f"There is no file {' or '.join(map(str, places))}. If it has moved, pass its folder "
-            "as `data_dir` (--data-dir)."
+            "as `data_dir`."
         )
     return found
 

@@ -57,7 +57,7 @@ def test_a_run_without_its_paths(shared, tmp_path):
     """Someone else's: the folder of the text must be given."""
     run = shutil.copytree(shared, tmp_path / "run")
     (run / "paths.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"text.txt. If it has moved, pass .*--data-dir"):
+    with pytest.raises(FileNotFoundError, match=r"text.txt. If it has moved, pass .*`data_dir`"):
         evaluate(run)
     assert evaluate(run, data_dir=shared.parent) == evaluate(shared)
 
