@@ -314,11 +314,13 @@ def plateau(**options):
         (plateau, {"factor": 1.0}),
         (plateau, {"rule": "patience"}),
         (plateau, {"window": 0}),
+        (ASGDSwitch, {"window": 2.5}),
         (plateau, {"min_lr": -1.0}),
         (StepDecay, {"epochs": ()}),
         (StepDecay, {"epochs": (5, 5)}),
         (ExponentialDecay, {"factor": 1.0}),
         (EarlyStopping, {"against": "first"}),
+        (EarlyStopping, {"restore_best_weights": True, "against": "previous"}),
         (ASGDSwitch, {"mode": "auto"}),
     ],
 )

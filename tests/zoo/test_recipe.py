@@ -142,7 +142,7 @@ def test_averaging_takes_the_place_of_decay():
         ("tcn_adding", {"schedule": "StepDecay"}, "StepDecay: .*'epochs'"),
         ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
         ("tcn_text8", {"setting": "fast"}, "tcn_text8 has no fast recipe"),
-        ("lru_text8", {"stopping_against": "first"}, "`against` must be 'best' or 'previous'"),
+        ("lru_text8", {"stopping_against": "first"}, "`against` must be one of best, previous"),
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
         ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
     ],

@@ -1,4 +1,4 @@
-"""Learning-rate, averaging and stopping rules of the published programs, as callbacks.
+"""Callbacks: learning-rate, averaging and stopping rules of the published programs, growing depth.
 
 Callbacks with state have `get_state` and `set_state`, which `Checkpoint` uses to save and restore
 it. `keras.saving.serialize_keras_object` writes the arguments of each.
@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
@@ -35,13 +35,10 @@ class _Monitor(_Saved, keras.callbacks.Callback):
 
     def __init__(self, monitor, mode, window):
         super().__init__()
-        if mode not in ("min", "max"):
-            raise ValueError(f"`mode` must be 'min' or 'max'. Received: mode={mode!r}")
-        if window < 1:
-            raise ValueError(f"`window` must be >= 1. Received: window={window}")
+        check_choice("mode", mode, ("min", "max"))
         self.monitor = monitor
         self.mode = mode
-        self.window = window
+        (self.window,) = check_positive(window=window)
         self._values = []
 
     def get_state(self) -> dict:
@@ -61,7 +58,10 @@ class _Monitor(_Saved, keras.callbacks.Callback):
         return value if self.mode == "min" else -value
 
     def _earlier_best(self):
-        """The best value before the last `window` epochs; NaN, above which is nothing, at first."""
+        """The best value before the last `window` epochs.
+
+        NaN in the first epochs: no value compares as larger.
+        """
         return min(self._values[: -self.window], default=math.nan)
 
 
@@ -74,9 +74,9 @@ class PlateauDecay(_Monitor):
 
     * `rule="best_before"`: the value is worse than the best of all epochs before the last `window`.
       The rate decays after every such epoch until the value is a new best. The word-level
-      TrellisNet program (Bai et al., 2019) uses `factor=0.25, window=10, min_lr=0.02`.
+      TrellisNet program (Bai et al. 2019) uses `factor=0.25, window=10, min_lr=0.02`.
     * `rule="worst_of_last"`: the value is not better than the worst of the last `window` epochs.
-      The TCN programs (Bai et al., 2018) use `factor=0.5, window=5` for words, and
+      The TCN programs (Bai et al. 2018) use `factor=0.5, window=5` for words, and
       `factor=0.1, window=3, strict=True` for characters and music.
 
     The callback keeps its state across calls of `fit`.
@@ -114,10 +114,7 @@ class PlateauDecay(_Monitor):
     ) -> None:
         super().__init__(monitor, mode, window)
         _check_factor(factor)
-        if rule not in ("best_before", "worst_of_last"):
-            raise ValueError(
-                f"`rule` must be 'best_before' or 'worst_of_last'. Received: rule={rule!r}"
-            )
+        check_choice("rule", rule, ("best_before", "worst_of_last"))
         if not min_lr >= 0:
             raise ValueError(f"`min_lr` must be >= 0. Received: min_lr={min_lr}")
         self.factor = factor
@@ -159,7 +156,7 @@ class PlateauDecay(_Monitor):
 class StepDecay(_Saved, keras.callbacks.LearningRateScheduler):
     """Multiplies the learning rate by a factor after given numbers of epochs.
 
-    The character-level TrellisNet program (Bai et al., 2019) divides the rate by 10 after
+    The character-level TrellisNet program (Bai et al. 2019) divides the rate by 10 after
     220 epochs and again after 350.
 
     Args:
@@ -190,7 +187,7 @@ class StepDecay(_Saved, keras.callbacks.LearningRateScheduler):
 class ExponentialDecay(_Saved, keras.callbacks.LearningRateScheduler):
     """Multiplies the learning rate by a factor after every epoch.
 
-    The LRU paper (Ahuja & Morency, 2018, "Training Details") uses a factor of 0.9, which the
+    The LRU paper (Ahuja & Morency 2018, "Training Details") uses a factor of 0.9, which the
     authors' code applies once per epoch.
 
     Args:
@@ -210,7 +207,7 @@ class ASGDSwitch(_Monitor):
 
     This is the non-monotonic trigger of Merity et al. (2018), the plateau of
     `PlateauDecay(rule="best_before")`, which this callback replaces in the word-level TrellisNet
-    program (Bai et al., 2019): the learning rate stays constant.
+    program (Bai et al. 2019): the learning rate stays constant.
 
     From the next epoch on, the `ASGD` optimizer averages the weights. The model holds the
     averages during validation and after each epoch, so that other callbacks evaluate and save
@@ -276,14 +273,14 @@ class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
     """Stops training when a metric no longer improves on the best or the previous value.
 
     `keras.callbacks.EarlyStopping` compares with the best value so far. The LRU authors' code
-    (Ahuja & Morency, 2018) compares with the previous epoch, so a value that falls again after a
+    (Ahuja & Morency 2018) compares with the previous epoch, so a value that falls again after a
     rise counts as an improvement: `against="previous", patience=3, min_delta=1e-4`.
 
     Args:
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
         against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
         min_delta, patience, verbose, mode, baseline, restore_best_weights, start_from_epoch: As in
-            `keras.callbacks.EarlyStopping`.
+            `keras.callbacks.EarlyStopping`. `restore_best_weights` needs `against="best"`.
 
     Example:
 
@@ -316,9 +313,12 @@ class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
             restore_best_weights=restore_best_weights,
             start_from_epoch=start_from_epoch,
         )
-        if against not in ("best", "previous"):
+        check_choice("against", against, ("best", "previous"))
+        if against == "previous" and restore_best_weights:
             raise ValueError(
-                f"`against` must be 'best' or 'previous'. Received: against={against!r}"
+                "`restore_best_weights` needs against='best': Keras would restore the last epoch "
+                "that improved on its predecessor. Received: against='previous', "
+                "restore_best_weights=True"
             )
         self.against = against
 
@@ -327,18 +327,9 @@ class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.against == "previous":
-            self.best: float = (logs or {}).get(self.monitor, self.best)
-
-
-def _nan_to_inf(value):
-    """NaN compares as worst."""
-    return math.inf if math.isnan(value) else value
-
-
-def _check_factor(factor):
-    if not 0 < factor < 1:
-        raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor}")
+        logs = logs or {}
+        if self.against == "previous" and self.monitor in logs:
+            self.best = logs[self.monitor]
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -375,3 +366,13 @@ class GrowingDepth(_Saved, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.model.set_depth(self.depth if epoch < self.epochs else self._full_depth)
+
+
+def _nan_to_inf(value):
+    """NaN compares as worst."""
+    return math.inf if math.isnan(value) else value
+
+
+def _check_factor(factor):
+    if not 0 < factor < 1:
+        raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor}")
