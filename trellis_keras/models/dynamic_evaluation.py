@@ -19,7 +19,7 @@ RULES = ("rms", "sgd")
 
 
 class DynamicEvaluation:
-    """Evaluates a language model that keeps learning from the text (Krause et al., 2018).
+    """Evaluates a language model that keeps learning from the text (Krause et al. 2018).
 
     The text is split into segments. The model scores a segment, then takes one gradient step on
     its mean loss, and scores the next segment with the updated weights. With w_0 the weights of the

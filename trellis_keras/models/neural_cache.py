@@ -21,7 +21,7 @@ _NONE = -1
 
 
 class NeuralCache(TextGenerator, keras.layers.Layer):
-    """A trained language model with a cache of its last hidden states (Grave et al., 2017).
+    """A trained language model with a cache of its last hidden states (Grave et al. 2017).
 
     With h_t the model's hidden state after token x_t (the head's input), the next token w has
 

@@ -14,7 +14,7 @@ from trellis_keras.training.schedules import (
     PlateauDecay,
     StepDecay,
 )
-from trellis_keras.training.stopping import StopOnNaN, TimeLimit
+from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
 from trellis_keras.training.tensorboard import TextSamples
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "BestModel",
     "Checkpoint",
     "EarlyStopping",
+    "EpochInterrupted",
     "ExponentialDecay",
     "GradientNorms",
     "GrowingDepth",

@@ -37,7 +37,7 @@ _FIELDS = {
 
 
 def progress(directory: str | PathLike) -> tuple[int, int]:
-    """Returns the numbers of finished epochs, and of batches of the next, in the `latest` one."""
+    """Returns (epochs, batches): finished epochs, and batches done in the next."""
     path = latest(directory)
     return (0, 0) if path is None else _number(path)
 

@@ -18,7 +18,7 @@ from trellis_keras.types import Logs, Tensor
 class GradientNorms(keras.callbacks.Callback):
     """Logs the norm of the gradient in each layer after every epoch.
 
-    As in Figure 7 of the LRU paper (Ahuja & Morency, 2018), this shows whether gradients reach the
+    As in Figure 7 of the LRU paper (Ahuja & Morency 2018), this shows whether gradients reach the
     lower layers of a deep stack. It is the gradient of the training loss, averaged over the given
     batches, at the end of the epoch: before clipping and L2, with dropout, and with zero initial
     states in stateful layers. (The paper's code sums the gradients of all batches of an epoch,

@@ -19,7 +19,7 @@ from keras_streams.protocol import at_least_float32
 from trellis_keras.layers.checks import is_integer
 from trellis_keras.types import Tensor
 
-# Arguments of Keras by those that replace them.
+# Keras' arguments: ours that replace them.
 _REPLACED = {"weight_decay": "l2"}
 _REPLACED |= dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), "clip_norm")
 _NEVER = 2**31 - 1  # the largest step count that fits every backend's integer
@@ -85,8 +85,8 @@ class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
         m <- momentum * m + g
         w <- w - learning_rate * m          (nesterov: g + momentum * m instead of m)
 
-    Optimizer of the word-level language models of the TrellisNet (Bai et al., 2019, Table 5) and
-    TCN (Bai et al., 2018, Section 5) papers.
+    Optimizer of the word-level language models of the TrellisNet (Bai et al. 2019, Table 5) and
+    TCN (Bai et al. 2018, Section 5) papers.
 
     Args:
         learning_rate: As in `keras.optimizers.SGD`. Defaults to `0.01`.
@@ -134,7 +134,7 @@ class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
-    """Adam (Kingma & Ba, 2015, Algorithm 1) with clipping and L2 in the gradient.
+    """Adam (Kingma & Ba 2015, Algorithm 1) with clipping and L2 in the gradient.
 
         g <- g * min(1, clip_norm / (|g| + 1e-6)) + l2 * w
         m <- beta_1 * m + (1 - beta_1) * g
@@ -192,7 +192,7 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
-    """RMSprop (Hinton, 2012, lecture 6e) with clipping and L2 in the gradient.
+    """RMSprop (Hinton 2012, lecture 6e) with clipping and L2 in the gradient.
 
         g <- g * min(1, clip_norm / (|g| + 1e-6)) + l2 * w
         v <- rho * v + (1 - rho) * g^2
@@ -201,7 +201,7 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
     Keras' RMSprop adds epsilon under the root and has other defaults. With `momentum`,
     `m <- momentum * m + g / (sqrt(v) + epsilon)` replaces the fraction in the last line.
 
-    Optimizer of the copying memory task of the TCN paper (Bai et al., 2018, Table 2).
+    Optimizer of the copying memory task of the TCN paper (Bai et al. 2018, Table 2).
 
     Args:
         learning_rate: As in `SGD`. Defaults to `0.01`.
@@ -252,7 +252,7 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class ASGD(SGD):
-    """Averaged SGD (Polyak & Juditsky, 1992): SGD that also tracks the mean of its weights.
+    """Averaged SGD (Polyak & Juditsky 1992): SGD that also tracks the mean of its weights.
 
         g <- g * min(1, clip_norm / (|g| + 1e-6)) + l2 * w
         r <- learning_rate / (1 + lambd * learning_rate * (s - 1))^alpha
@@ -267,7 +267,7 @@ class ASGD(SGD):
     `use_weights` swaps them out again; `ASGDSwitch` calls both in `fit`. Training with the averages
     swapped in starts from them and restarts averaging.
 
-    Optimizer of the word-level language models of the TrellisNet program (Bai et al., 2019), after
+    Optimizer of the word-level language models of the TrellisNet program (Bai et al. 2019), after
     Merity et al. (2018).
 
     Args:

@@ -76,8 +76,8 @@ class TimeLimit(keras.callbacks.Callback):
     For batch queues and notebooks: a later process resumes from the last checkpoint. The time
     counts from the construction of this callback. Training stops after an epoch if another one
     would exceed the limit; an epoch is expected to take as long as the longest one of this `fit`,
-    including validation and other callbacks. The first one, which includes compilation, counts only
-    until the second has ended. At least one epoch is trained.
+    including validation and other callbacks. The first one, which includes compilation, is
+    dropped once there is a second. At least one epoch is trained.
 
     With `checkpoint`, training also stops within an epoch: when another two batches would exceed
     the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs.
@@ -168,4 +168,4 @@ class TimeLimit(keras.callbacks.Callback):
 
 
 class EpochInterrupted(Exception):
-    """Training was interrupted within an epoch, and its state is saved. `run.train` raises it."""
+    """Training was interrupted within an epoch, and its state is saved. `TimeLimit` raises it."""
