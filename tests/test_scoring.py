@@ -337,7 +337,7 @@ def test_wrong_models_and_paths(model, tmp_path):
         ((LanguageModel(5, 4, BACKBONES["lru"]()), path, table), "vocabulary"),
         ((model, tmp_path / "missing.txt", table), "There is no file"),
         ((model, path, tmp_path / "scores.txt"), "`output`"),
-        ((language_model(WORDS), path, table), "no blank in 64 characters"),
+        ((language_model(WORDS), path, table), "no white space in 64 characters"),
     ):
         with pytest.raises(ValueError, match=message):
             scoring.score(*wrong)

@@ -68,6 +68,13 @@ def test_lines_that_end_as_on_windows(unit, tmp_path):
     assert "".join(whole) == "\r\n".join(lines)
 
 
+def test_windows_are_never_empty(tmp_path):
+    path = write(tmp_path, "a cat\n" * 6)
+    windows = list(LineReader(path, WORDS).windows(2 * (3 + text_lines._LINE_TOKENS)))
+    assert [len(window) for window in windows] == [2, 2, 2]
+    assert not list(LineReader(write(tmp_path, ""), WORDS).windows(10))
+
+
 def test_resumes_after_any_piece(tmp_path):
     """A piece may have been the last one of a file that has become longer."""
     path = write(tmp_path, "a cat\n" * 3 + "a " * 100 + "\n\nb")

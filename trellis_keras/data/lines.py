@@ -67,7 +67,7 @@ class LineReader:
         return {"pieces": self._pieces, "digest": self._digest.hexdigest()}
 
     def resume(self, pieces: int, digest: str) -> None:
-        """Goes on at the `position` of another reader.
+        """Continues from the `position` of another reader.
 
         Raises:
             ValueError: The file has changed before that position.
@@ -86,7 +86,8 @@ class LineReader:
             if tokens >= size:
                 yield window
                 window, tokens = [], 0
-        yield window
+        if window:
+            yield window
 
     def __iter__(self) -> Iterator[Piece]:
         for text, starts, ends in self._texts:
@@ -126,7 +127,10 @@ class LineReader:
             return len(text) - (not self._whole and text.endswith("\r"))
         cut = max(text.rfind(blank) for blank in " \t\r") + 1
         if not cut:
-            raise ValueError(f"{self._place} has no blank in {len(text):,} characters")
+            raise ValueError(
+                f"{self._place} has no white space in {len(text):,} characters. Words must be "
+                f"shorter than {_PIECE:,} characters"
+            )
         return cut
 
     def _encode(self, text, ends):
