@@ -77,6 +77,14 @@ def test_bytes():
         Vocabulary(["h", "\xa4"], "byte").encode("haä")
 
 
+@pytest.mark.parametrize("unit", ["word", "character"])
+def test_bytes_need_a_byte_vocabulary(unit):
+    with pytest.raises(ValueError, match="`text`.*bytes"):
+        Vocabulary(["<eos>"] if unit == "word" else "abc", unit).encode(b"abc")
+    with pytest.raises(ValueError, match="`text`.*bytes"):
+        Vocabulary.from_text(b"abc", unit)
+
+
 def test_long_texts_are_encoded_piece_by_piece(monkeypatch):
     monkeypatch.setattr(vocabulary, "_CHUNK", 3)
     for unit in ("character", "byte"):
@@ -145,7 +153,7 @@ def test_load_of_a_damaged_file_names_it(tmp_path, content):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"tokens": ["a"], "unit": "letter"}, "unit='letter'"),
+        ({"tokens": ["a"], "unit": "letter"}, "`unit`"),
         ({"tokens": []}, "at least one"),
         ({"tokens": ["<eos>", "a", "a"]}, r"twice: \['a'\]"),
         ({"tokens": ["<eos>", 3]}, "strings. Received: 3"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_streams.files import atomic_write
 from trellis_keras.files import read_json
-from trellis_keras.layers.checks import check_tokens
+from trellis_keras.layers.checks import check_choice, check_tokens
 
 EOS = "<eos>"
 UNITS = ("word", "character", "byte")
@@ -75,13 +75,13 @@ class Vocabulary:
             unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
             unknown: As in the constructor; the text must contain it.
         """
-        check_unit(unit)
+        check_choice("unit", unit, UNITS)
+        read = _as_read(text, unit)
         if unit == "character":
-            return cls(sorted(set(str(text))), unit, unknown)
+            return cls(sorted(set(read)), unit, unknown)
         if unit == "byte":
-            content = _utf8(text)
-            return cls([chr(i) for i in range(256) if bytes([i]) in content], unit, unknown)
-        return cls.from_counts(collections.Counter(_split_words(text)), unknown)
+            return cls([chr(i) for i in range(256) if bytes([i]) in read], unit, unknown)
+        return cls.from_counts(collections.Counter(_split_words(read)), unknown)
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], unknown: str | None = None) -> "Vocabulary":
@@ -124,13 +124,15 @@ class Vocabulary:
             int32 array of shape (tokens,).
 
         Raises:
-            ValueError: If the text has unknown symbols and there is no `unknown` token.
+            ValueError: If the text has unknown symbols and there is no `unknown` token, or is bytes
+                and the vocabulary is not.
         """
+        text = _as_read(text, self._unit)
         if self._unit == "word":
             words = _split_words(text, final_eos)
             ids = np.fromiter((self._index.get(word, -1) for word in words), dtype="int32")
         else:
-            ids = self._encode_symbols(text if self._unit == "character" else _utf8(text))
+            ids = self._encode_symbols(text)
         missing = np.flatnonzero(ids < 0)
         if missing.size:
             if self._unknown is None:
@@ -197,7 +199,7 @@ class Vocabulary:
         if self._unit == "word":
             return list(_split_words(text))
         # The items of a memoryview are bytes, not integers.
-        return text if self._unit == "character" else memoryview(_utf8(text)).cast("c")
+        return text if self._unit == "character" else memoryview(text).cast("c")
 
     def _describe_missing(self, symbols, missing):
         distinct = list(dict.fromkeys(symbols[i] for i in missing))
@@ -210,8 +212,13 @@ class Vocabulary:
         )
 
 
-def _utf8(text):
-    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+def _as_read(text, unit):
+    """Returns bytes for a byte vocabulary, otherwise a string."""
+    if unit == "byte":
+        return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    if isinstance(text, bytes):
+        raise ValueError(f"`text` must be a string with unit={unit!r}. Received: bytes")
+    return text
 
 
 def _codes(symbols):
@@ -231,14 +238,8 @@ def _split_words(text, final_eos=True):
         yield EOS
 
 
-def check_unit(unit: str) -> None:
-    """Raises ValueError unless `unit` is one of `UNITS`."""
-    if unit not in UNITS:
-        raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
-
-
 def _check_vocabulary(tokens, unit, unknown):
-    check_unit(unit)
+    check_choice("unit", unit, UNITS)
     if not tokens:
         raise ValueError("A vocabulary needs at least one token. Received: none")
     for token in tokens:

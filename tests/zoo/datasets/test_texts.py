@@ -257,7 +257,7 @@ def test_an_unknown_word_for_other_texts(path, word, place):
         (b"", {}, ValueError, "my.txt is empty"),
         (b"abc\xff" * 90, {}, ValueError, 'my.txt is not UTF-8.*0xff at offset 3.*unit="byte"'),
         (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
-        (b"abc" * 90, {"unit": "letter"}, ValueError, "unit='letter'"),
+        (b"abc" * 90, {"unit": "letter"}, ValueError, "`unit`"),
         (b"abc" * 90, {"unknown": "?"}, ValueError, '`unknown` is for unit="word"'),
         (WHOLE.encode(), {"first": 101}, ValueError, "characters of .*my.txt, 100. .*first=101"),
         (

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from trellis_keras.data.streams import SequenceStream, TokenStream
-from trellis_keras.data.vocabulary import EOS, Vocabulary, check_unit
+from trellis_keras.data.vocabulary import EOS, UNITS, Vocabulary
 from trellis_keras.files import BYTE_ORDER_MARK, checksum, decode, own_file, read_blocks, read_file
-from trellis_keras.layers.checks import check_integer
+from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import (
     Download,
@@ -257,7 +257,7 @@ def text(
 ) -> Dataset:
     """A user's own text file."""
     places = Cut(**cut)
-    check_unit(unit)
+    check_choice("unit", unit, UNITS)
     if unknown is not None and unit != "word":
         raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
     found = own_file(path, data_dir)
