@@ -123,7 +123,7 @@ def test_batches_of_a_memory_map_read_only_their_part(tmp_path):
         ({"batch_size": 20}, "batch_size=20"),
         ({"context_length": 4}, "context_length=4"),
         ({"stateful": True, "context_length": 2}, "context_length=2"),
-        ({"target_counting": "exact"}, "target_counting='exact'"),
+        ({"target_counting": "exact"}, "`target_counting`"),
         ({"tokens": np.zeros(20, "float32")}, "`tokens`.*float32"),
         ({"tokens": np.zeros((5, 4), "int32")}, "`tokens`.*rank 1"),
         ({"tokens": np.zeros(1, "int32"), "batch_size": 1}, "at least 2 tokens"),

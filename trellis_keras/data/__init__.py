@@ -2,7 +2,6 @@
 
 from trellis_keras.data.streams import (
     EpochOrder,
-    ExampleStream,
     PianoRollStream,
     SequenceStream,
     TokenStream,
@@ -11,7 +10,6 @@ from trellis_keras.data.vocabulary import Vocabulary
 
 __all__ = [
     "EpochOrder",
-    "ExampleStream",
     "PianoRollStream",
     "SequenceStream",
     "TokenStream",

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras.layers.checks import check_integer
+from trellis_keras.layers.checks import check_choice, check_integer
 
 PIANO_KEYS = 88
 _LENGTHS = 4  # different lengths of batches of piano rolls
@@ -47,8 +47,8 @@ class TokenStream(keras.utils.PyDataset):
         batch_size: Positive integer, number of rows, at most N - 1.
         sequence_length: Positive integer, number of tokens per row of a batch.
         context_length: Integer, number of these tokens that are read but not scored. Defaults to 0.
-        stateful: Boolean, whether the model carries its state from batch to batch, which requires
-            `context_length=0`. Defaults to `False`.
+        stateful: Boolean, whether the model carries its state from batch to batch. This changes no
+            batch, but requires `context_length=0`. Defaults to `False`.
         target_counting: `"all"` or `"original"`. Defaults to `"all"`.
             `"all"` counts every target exactly once. A row has `ceil((N - 1) / batch_size)`
             targets; its last segment is padded. The context of a target is the preceding text, even
@@ -135,11 +135,7 @@ class TokenStream(keras.utils.PyDataset):
         return x, y, counts[:, self.context_length :].astype("float32")
 
     def _check_arguments(self):
-        if self.target_counting not in ("all", "original"):
-            raise ValueError(
-                "`target_counting` must be 'all' or 'original'. "
-                f"Received: target_counting={self.target_counting!r}"
-            )
+        check_choice("target_counting", self.target_counting, ("all", "original"))
         if self.stateful and self.context_length:
             raise ValueError(
                 "With stateful=True the model carries the context in its state, and "
