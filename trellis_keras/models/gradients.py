@@ -31,7 +31,11 @@ def compiled(function: Callable, xla: bool = False) -> Callable:
         function: Function of tensors that reads no variables.
         xla: Boolean, whether TensorFlow compiles it with XLA. Defaults to `False`.
     """
-    return compile_xla(function, [], any_shape=not xla)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=xla, autograph=False)
+    return compile_xla(function, [])
 
 
 def _on_jax(function):

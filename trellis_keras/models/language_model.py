@@ -263,7 +263,11 @@ class LanguageModel(TextGenerator, TokenBackbone):
         self,
         optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         metrics: Sequence[keras.metrics.Metric] | keras.metrics.Metric | None = None,
-        **kwargs: Any,
+        *,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
     ) -> None:
         """Configures training. The head defines the loss, so there is no `loss` argument.
 
@@ -272,8 +276,8 @@ class LanguageModel(TextGenerator, TokenBackbone):
             metrics: Metrics of the negative log-likelihood per token in nats, such as
                 `Perplexity()`, `BitsPerCharacter()` or any `keras.metrics.Metric` with
                 `update_state(values, sample_weight)`. Defaults to `None`.
-            **kwargs: `run_eagerly`, `steps_per_execution`, `auto_scale_loss`, as in Keras, and
-                `jit_compile`, see `BackboneModel.compile`.
+            run_eagerly, steps_per_execution, auto_scale_loss: As in Keras.
+            jit_compile: See `BackboneModel.compile`.
         """
         metrics = [] if metrics is None else metrics
         metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
@@ -284,7 +288,13 @@ class LanguageModel(TextGenerator, TokenBackbone):
                     "must be metric objects that take the negative log-likelihood per token, such "
                     f"as models.Perplexity(). Received: {metric!r}"
                 )
-        super().compile(optimizer, **kwargs)
+        super().compile(
+            optimizer,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )
         self._token_metrics = metrics
 
     @property

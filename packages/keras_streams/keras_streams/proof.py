@@ -149,6 +149,8 @@ def _inputs_of(stream, example, length):
         shape = [None if i == axis else size for i, size in enumerate(tensor.shape)]
         x = np.asarray(ops.convert_to_numpy(x))
         check_shape("example", x, [None, *shape[1:]])
+        if not x.size:
+            raise ValueError(f"`example` must not be empty. Received: shape {x.shape}")
         x = x[:, None] if signal.is_static else np.moveaxis(x, axis, 1)
         x = np.take(x, np.arange(length) % x.shape[1], axis=1)
         rows = np.arange(tensor.shape[0] or len(x)) % len(x)
