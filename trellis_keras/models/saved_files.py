@@ -164,7 +164,7 @@ def check_file(path: str | os.PathLike) -> None:
                 _read_config(archive)
                 _count_stored(archive)
         else:
-            _count_numbers(file)
+            _measure_hdf5(file)
 
 
 def saved_tokens(path: str | os.PathLike) -> list | None:
@@ -210,7 +210,7 @@ def _read_config(archive):
 def _count_stored(archive):
     """Returns the `_Stored` of a `.keras` file."""
     # In memory, because HDF5 seeks, for which a zip file would start over.
-    return _count_numbers(io.BytesIO(archive.read(_WEIGHTS)))
+    return _measure_hdf5(io.BytesIO(archive.read(_WEIGHTS)))
 
 
 def _open_folder(folder):
@@ -221,7 +221,7 @@ def _open_folder(folder):
             raise ValueError(f"it holds no file {file.name}")
     config = _parse_config(files[0].read_bytes, *(file.stat().st_size for file in files))
     with open_file(files[1]) as weights:
-        return config, _count_numbers(weights)
+        return config, _measure_hdf5(weights)
 
 
 def _parse_config(read, size, weights_size):
@@ -403,21 +403,8 @@ class _Stored(NamedTuple):
     numbers: int
 
 
-def _count_numbers(file):
-    """Returns the `_Stored` of an HDF5 file."""
-    try:
-        with _open_hdf5(file) as (_, stored):
-            return stored
-    except OSError as error:  # h5py's error for a damaged file may look like a disk error
-        raise ValueError(error) from error
-
-
-@contextlib.contextmanager
-def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
-    """Opens an untrusted HDF5 file after checking that it refers to no other file.
-
-    Yields:
-        The file, and its `_Stored`.
+def _measure_hdf5(file: BinaryIO) -> _Stored:
+    """Measures an untrusted HDF5 file, after checking that it refers to no other file.
 
     Raises:
         ValueError: If a link is not a hard link, an array has external data or variable-length
@@ -431,12 +418,15 @@ def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
         raise ValueError("it does not start as an HDF5 file")
     if end != size:
         raise ValueError(f"its stated length is {end:,} bytes, but it has {size:,}")
-    with h5py.File(file, "r") as content:
-        arrays = list(_arrays(content.id, "", set()))
-        claimed = sum(numbers * itemsize for numbers, itemsize in arrays)
-        if claimed > size:
-            raise ValueError(f"its arrays claim {claimed:,} bytes, but it has {size:,}")
-        yield content, _Stored(size, len(arrays), sum(numbers for numbers, _ in arrays))
+    try:
+        with h5py.File(file, "r") as content:
+            arrays = list(_arrays(content.id, "", set()))
+    except OSError as error:  # h5py's error for a damaged file may look like a disk error
+        raise ValueError(str(error)) from error
+    claimed = sum(numbers * itemsize for numbers, itemsize in arrays)
+    if claimed > size:
+        raise ValueError(f"its arrays claim {claimed:,} bytes, but it has {size:,}")
+    return _Stored(size, len(arrays), sum(numbers for numbers, _ in arrays))
 
 
 def _arrays(
