@@ -30,7 +30,7 @@ def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
     return ops.sum(ops.softplus((1 - 2 * on) * y_pred), axis=-1)
 
 
-class WeightedMean(keras.losses.Loss):
+class WeightedMeanLoss(keras.losses.Loss):
     """A loss whose mean is sum(weight * value) / sum(weight), and which saves its dtype.
 
     Args:
@@ -50,13 +50,13 @@ class WeightedMean(keras.losses.Loss):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class FrameLoss(WeightedMean):
+class FrameLoss(WeightedMeanLoss):
     """Computes the negative log-likelihood of a piano roll's frames, in nats.
 
     Summed over keys and averaged over frames (Bai et al. 2018, section 4).
 
     Args:
-        name, reduction, dtype: As in `WeightedMean`.
+        name, reduction, dtype: As in `WeightedMeanLoss`.
 
     Call arguments:
         y_true: Tensor (batch, time, keys) of 0 and 1.
@@ -75,11 +75,11 @@ class FrameLoss(WeightedMean):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class SquaredError(WeightedMean):
+class SquaredError(WeightedMeanLoss):
     """Computes the mean squared error. Unlike Keras', it keeps float64 on JAX.
 
     Args:
-        name, reduction, dtype: As in `WeightedMean`.
+        name, reduction, dtype: As in `WeightedMeanLoss`.
 
     Call arguments:
         y_true: Tensor (..., units), or (...) if there is one unit.

@@ -7,13 +7,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.models.losses import WeightedMean
+from trellis_keras.models.losses import WeightedMeanLoss
 from trellis_keras.models.metrics import ExactMean
 from trellis_keras.types import Tensor
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class PinballLoss(WeightedMean):
+class PinballLoss(WeightedMeanLoss):
     """Computes the pinball loss, which the true quantiles minimize.
 
         loss = mean_q max(q (y - y_q), (q - 1) (y - y_q))
