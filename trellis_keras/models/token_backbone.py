@@ -75,7 +75,7 @@ class TokenBackbone(BackboneModel):
         self._takes_output_length = "output_length" in inspect.signature(backbone.call).parameters
 
     def _seed_of(self, part):
-        return sub_seed(self.seed, "LanguageModel", part)
+        return sub_seed(self.seed, type(self).__name__, part)
 
     def _uniform(self, part):
         return keras.initializers.RandomUniform(-0.1, 0.1, seed=self._seed_of(part))
