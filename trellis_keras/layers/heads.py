@@ -106,9 +106,9 @@ class Head(ConfigMixin):
         """The embedding's matrix (V, channels)."""
         if self.embedding.quantization_mode is not None:
             raise ValueError(
-                "An embedding tied to the output matrix cannot be quantized. For int8 "
-                'use export.export(model, path, format="litert", quantization="int8"). Received: '
-                f"{self.embedding.name}, quantized to {self.embedding.quantization_mode}"
+                "An embedding tied to the output matrix cannot be quantized. For int8 use "
+                'trellis_keras.export.export(model, path, format="litert", quantization="int8"). '
+                f"Received: {self.embedding.name}, quantized to {self.embedding.quantization_mode}"
             )
         return self.embedding.embeddings
 

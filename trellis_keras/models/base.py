@@ -79,6 +79,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         )
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains as `keras.Model.fit`, and then restores the backbone's depth."""
         if not self.built and hasattr(x, "shape"):
             self.build((None, *x.shape[1:]))
         depth = getattr(self.backbone, "depth", None)
@@ -186,7 +187,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         """Raises ValueError, because a model quantized by Keras could not be loaded again."""
         raise ValueError(
             "A model of this class could not be loaded again after Keras' quantization. Use "
-            'export.export(model, path, format="litert", quantization="int8"). '
+            'trellis_keras.export.export(model, path, format="litert", quantization="int8"). '
             f"Received: {self.name}"
         )
 

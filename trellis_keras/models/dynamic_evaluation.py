@@ -15,7 +15,7 @@ from trellis_keras.models.base import text_rows
 from trellis_keras.models.gradients import compiled, with_gradient
 from trellis_keras.models.language_model import LanguageModel
 
-RULES = ("rms", "sgd")
+_RULES = ("rms", "sgd")
 
 
 class DynamicEvaluation:
@@ -66,7 +66,7 @@ class DynamicEvaluation:
         rule: str = "rms",
         segment_length: int = 5,
     ) -> None:
-        check_choice("rule", rule, RULES)
+        check_choice("rule", rule, _RULES)
         if not (0 <= learning_rate < math.inf and 0 <= decay <= 1):
             raise ValueError(
                 "`learning_rate` must be a nonnegative number, and `decay` must lie in [0, 1]. "

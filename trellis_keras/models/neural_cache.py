@@ -131,7 +131,11 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         return -ops.convert_to_numpy(self._mixed(*self.log_probabilities(tokens)))
 
     def log_probabilities(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns log p_model and log p_cache of each target, to tune `mix`."""
+        """Returns log p_model and log p_cache of each target, to tune `mix`.
+
+        While the cache is empty, log p_cache equals log p_model. After that it is -inf for
+        a word that the cache does not contain.
+        """
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.vocabulary_size)
         cache = self.initial_cache(len(rows))

@@ -32,7 +32,7 @@ def library() -> ModuleType:
 
 
 def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
-    """Returns a Keras-NLP sampler, given by a name or itself, that works with a language model."""
+    """Returns a Keras-NLP sampler, given as a name or an instance, after checking it."""
     samplers = library()
     by_name = {
         "beam": samplers.BeamSampler,
