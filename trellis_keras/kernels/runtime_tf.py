@@ -31,6 +31,11 @@ def with_gradient(function: Callable) -> Callable:
     return differentiate
 
 
+def compiled(function: Callable, xla: bool) -> Callable:
+    """Returns a function of tensors as a graph for each shape of its arguments."""
+    return tf.function(function, jit_compile=xla, autograph=False)
+
+
 def add_axes(x: tf.Tensor, rank: int) -> tf.Tensor:
     """Appends axes of size 1 to x, whose rank may be known only at run time."""
     shape = tf.shape(x)

@@ -32,9 +32,9 @@ def compiled(function: Callable, xla: bool = False) -> Callable:
         xla: Boolean, whether TensorFlow compiles it with XLA. Defaults to `False`.
     """
     if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+        from trellis_keras.kernels import runtime_tf
 
-        return tf.function(function, jit_compile=xla, autograph=False)
+        return runtime_tf.compiled(function, xla)
     return compile_xla(function, [])
 
 
