@@ -52,7 +52,19 @@ def test_a_time_between_or_far_from_the_steps_is_named(freq, wrong, named):
         predicted(times)
 
 
-@pytest.mark.parametrize("value", ["tomorrow", 3.5, None])
+@pytest.mark.parametrize("dayfirst", [None, True, False])
+@pytest.mark.parametrize(
+    ("form", "is_dayfirst"),
+    [("%Y-%m-%d", None), ("%Y-%m-%d %H:%M", None), ("%d.%m.%Y", True), ("%m/%d/%Y", False)],
+)
+def test_the_order_of_day_and_month_does_not_concern_iso_dates(form, is_dayfirst, dayfirst):
+    days = pd.Series(pd.date_range("2024-01-02", periods=9))
+    written = days.dt.strftime(form)
+    is_read = None in (dayfirst, is_dayfirst) or dayfirst == is_dayfirst
+    assert (parse_times(written, dayfirst).tolist() == days.tolist()) == is_read
+
+
+@pytest.mark.parametrize("value", ["tomorrow", 3.5, True, None])
 def test_what_is_no_time_is_named(value):
     with pytest.raises(ValueError, match="'t'"):
         parse_times(pd.Series([value], name="t"))

@@ -52,8 +52,10 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
     if _OFFSET.search(first):
         return _dates(values, utc=True)
     match = _AMBIGUOUS.match(first)
-    if not match or dayfirst is not None:
-        return _dates(values, dayfirst=bool(dayfirst))
+    if not match:
+        return _dates(values)
+    if dayfirst is not None:
+        return _dates(values, dayfirst=dayfirst)
     found = []
     for order in (True, False) if match[1] == "." else (False, True):
         try:
@@ -67,10 +69,11 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
 
 def _numbers(values):
     whole = values.astype("int64")
-    if not (whole == values).all():
+    is_wrong = (whole != values) | pd.api.types.is_bool_dtype(values)
+    if is_wrong.any():
         raise ValueError(
-            f"Times must be dates or integers. Received: {values[whole != values].iloc[0]!r} in "
-            f"the column {values.name!r}"
+            f"Times must be dates or integers. Received: {values[is_wrong].iloc[0]!r} in the "
+            f"column {values.name!r}"
         )
     form = "%Y%m%d" if (whole >= 10**7).all() else "%Y%m"
     dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
