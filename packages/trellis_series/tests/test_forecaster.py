@@ -157,6 +157,9 @@ def test_losses_and_metrics_by_hand():
         metric = kind([0.25, 0.5])
         metric.update_state(y_true, y_pred)
         assert float(metric.result()) == expected
+        for wrong in (None, 0.5):
+            with pytest.raises(ValueError, match="quantiles"):
+                kind(wrong)
     metric = MASE(2.0)
     metric.update_state(y_true, y_pred[..., 0])
     assert float(metric.result()) == 2.0

@@ -54,13 +54,14 @@ def pinball(y_true: Tensor, y_pred: Tensor, quantiles: Sequence[float]) -> Tenso
     return ops.mean(ops.maximum(above * error, (above - 1) * error), axis=-1)
 
 
-def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
+def check_quantiles(quantiles: Any) -> tuple[float, ...]:
     """Returns quantiles as a tuple.
 
     Raises:
         ValueError: Unless they are increasing numbers between 0 and 1, at least one.
     """
-    bounds = np.array([0.0, *quantiles, 1.0], "float64")
+    found = quantiles if np.ndim(quantiles) else ()
+    bounds = np.array([0.0, *found, 1.0], "float64")
     if len(bounds) < 3 or not (np.diff(bounds) > 0).all():
         raise ValueError(
             "`quantiles` must be increasing numbers between 0 and 1, such as (0.1, 0.5, 0.9). "
@@ -90,12 +91,14 @@ class ForecastMetric(ExactMean):
     """
 
     _default_name: str
+    _needs_quantiles = True
 
     def __init__(
         self, quantiles: Sequence[float] | None, name: str = "", dtype: str | None = None
     ) -> None:
         super().__init__(name or self._default_name, dtype)
-        self.quantiles = None if quantiles is None else check_quantiles(quantiles)
+        is_needed = self._needs_quantiles or quantiles is not None
+        self.quantiles = check_quantiles(quantiles) if is_needed else None
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
         """Accumulates the forecasts of a batch.
@@ -149,6 +152,7 @@ class MASE(ForecastMetric):
     """
 
     _default_name = "mase"
+    _needs_quantiles = False
 
     def __init__(
         self,
