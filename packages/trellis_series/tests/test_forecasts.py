@@ -270,6 +270,8 @@ def test_wrong_arguments_are_named(options):
 
 
 def test_forecasts_need_a_fit():
+    with pytest.raises(ValueError, match="5.0"):
+        Forecasts(3).fit(5.0)
     with pytest.raises(ValueError, match="fit"):
         Forecasts(12).predict()
 

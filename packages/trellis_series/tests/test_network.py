@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from trellis_keras.layers import TCN
-from trellis_series import Forecasts
+from trellis_series import Forecaster, Forecasts
 
 HORIZON = 4
 
@@ -49,6 +49,9 @@ def test_a_trained_network_is_not_trained_again(chaos):
     again.net = None
     again.cross_validation(table(), 2)  # sets the network that a fit may then use
     assert again.net is chaos.net
+    plain = Forecaster(TCN(4, depth=1, return_sequences=False), HORIZON)
+    with pytest.raises(ValueError, match="linear_window"):
+        Forecasts(HORIZON, season=1, network=plain).fit(table()[:-100])
     with pytest.raises(ValueError, match="steps"):
         Forecasts(HORIZON + 1, season=1, network=chaos.net).fit(table()[:-100])
 

@@ -53,6 +53,12 @@ def add(
     network = kind if isinstance(kind, Forecaster) else train(fittings, kind, seed)
     if network is None:
         return None, models
+    if network.scale != "window" or not network.built:
+        raise ValueError(
+            "`network` must be a built Forecaster with a `linear_window` and scale='window'. "
+            f"Received: linear_window={network.linear_window}, scale={network.scale!r}, "
+            f"built={network.built}"
+        )
     needed = fittings[0].horizon, 1 + fittings[0].past.shape[1] + fittings[0].future.shape[1]
     found = network.horizon, network.linear_kernel.shape[1]
     if needed != found:

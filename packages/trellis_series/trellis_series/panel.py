@@ -62,6 +62,8 @@ def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
     if hasattr(data, "to_pandas"):
         data = data.to_pandas()
     if not isinstance(data, pd.DataFrame):
+        if pd.api.types.is_scalar(data):
+            raise ValueError(f"Values must be a table or a series. Received: {data!r}")
         data = pd.Series(data).to_frame(columns.target)
         if data.index.nlevels == 1 and not isinstance(data.index, _TIME_INDEXES):
             data = data.reset_index(drop=True).rename_axis(columns.time)

@@ -112,7 +112,9 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
             ):
                 raise ValueError("its arrays do not fit together")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / _ARRAYS} is damaged: {error!r}") from error
+        raise ValueError(
+            f"{path / _ARRAYS} is damaged, or of another version: {error!r}"
+        ) from error
     reach = {model.reach for model in models.values() if model.net_share}
     network = load_model(path / _NETWORK) if reach else None
     if network is not None and reach != {network.linear_window}:
