@@ -84,6 +84,12 @@ def test_every_published_run_is_a_recipe_of_the_zoo():
         assert again == recipe.replace(data_checksum=None)
 
 
+def test_options_of_another_published_run_are_refused():
+    with pytest.raises(ValueError, match="train tcn_adding T=200 --as-published"):
+        zoo.published_recipe("tcn_adding", T=200)
+    assert zoo.published_recipe("tcn_adding", "T=200", T=200).training.epochs == 10
+
+
 def test_the_result_of_a_generated_task_is_the_mean_over_test_sets():
     one = {"test": 1.0, "test_sets": {"mean": 2.0}}
     alone = results.Run(None, "", {**one, "other_seeds": []})

@@ -216,7 +216,7 @@ def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
         **options: Values that differ from the run's, as in `recipe`.
 
     Raises:
-        ValueError: There is no such run.
+        ValueError: There is no such run, or another one has these options.
     """
     _entry(name)
     own = {run.setting: run for run in results.all_runs() if run.model == name}
@@ -226,6 +226,13 @@ def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
             f"There is no published run of {name}{setting and f' ({setting})'}. Published settings "
             f"of {name}: {there}"
         )
+    given = {f"{option}={value}" for option, value in options.items()} | {options.get("setting")}
+    for other in own:
+        if other != setting and other and given.issuperset(other.split(",")):
+            raise ValueError(
+                f"With these options {name} has its own published run: "
+                f"train {name} {other} --as-published"
+            )
     return recipe_from_dict(own[setting].recipe).replace(data_checksum=None, **options)
 
 
