@@ -61,6 +61,7 @@ def test_unknown_models_and_options(name, options, message):
         ("stopping", PlateauDecay(factor=0.5, rule="best_before", window=1), "`stopping` must"),
         ("learning_rate", 0.0, "`learning_rate` must be positive"),
         ("learning_rate", "high", "`learning_rate`"),
+        ("aux_weight", float("nan"), "`aux_weight` must be a number"),
         ("l2", "small", "l2|Adam"),
         ("l2", -1e-6, "`l2` must be >= 0"),
         ("clip_norm", 0, "`clip_norm` must be > 0"),

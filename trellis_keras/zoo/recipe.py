@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import os
 import types
 import typing
@@ -440,7 +441,8 @@ def _checked(name, value, annotation):
         accepted = {float: (int, float), tuple: list}.get(kind, kind)
         # In Python, True and False are also integers.
         if isinstance(value, accepted) and isinstance(value, bool) == (kind is bool):
-            return None if value is None else kind(value)
+            if kind is not float or math.isfinite(value):
+                return None if value is None else kind(value)
     wording = " or ".join(_WORDING[kind] for kind in kinds)
     raise ValueError(f"`{name}` must be {wording}. Received: {value!r}")
 
