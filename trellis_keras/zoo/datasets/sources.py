@@ -13,7 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock
 
 from keras_streams.files import atomic_write
-from trellis_keras.files import existing, remove_unfinished
+from trellis_keras.files import checksum, existing, remove_unfinished
 
 ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
 LOCAL_COPY_HINT = (
@@ -39,12 +39,15 @@ class Download:
         url: Its URL.
         files: Dict from a path in the folder of local copies to the member of the archive that
             belongs there, or to None if the download is the file itself.
-        checksum: Hexadecimal SHA-256 of the download, or None if its copies differ.
+        checksum: Hexadecimal SHA-256 of the download, or None.
+        normalize: Function from the path of the download to the bytes that have this checksum, or
+            None: those of the download.
     """
 
     url: str
     files: Mapping[str, str | None]
     checksum: str | None
+    normalize: Callable[[Path], bytes] | None = None
 
     def fetch(self, folder: Path) -> None:
         """Downloads the files, unless `folder` has them.
@@ -77,13 +80,16 @@ class Download:
         try:
             # Keras reports progress on stdout, which may be a command's JSON output.
             with contextlib.redirect_stdout(sys.stderr):
-                return keras.utils.get_file(
+                path = keras.utils.get_file(
                     origin=self.url,
                     cache_dir=str(folder),
                     cache_subdir="",
-                    file_hash=self.checksum,
+                    file_hash=None if self.normalize else self.checksum,
                     force_download=True,  # replaces leftovers of a killed process
                 )
+            if self.normalize and checksum([self.normalize(Path(path))]) != self.checksum:
+                raise ValueError("its text has another checksum.")
+            return path
         except ValueError as error:
             raise ValueError(
                 f"{self.url} is not the published file: {error} {LOCAL_COPY_HINT}"

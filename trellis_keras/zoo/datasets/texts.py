@@ -80,8 +80,23 @@ TEXT8 = _large_text("text8", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6
 ENWIK8 = _large_text("enwik8", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc")
 _NOVEL = "war_and_peace/warpeace_input.txt"
 _NOVEL_URL = "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt"
-# Copies differ in byte-order mark and newlines.
-WAR_AND_PEACE = Source((_NOVEL,), (Download(_NOVEL_URL, {_NOVEL: None}, None),))
+_NOVEL_CHECKSUM = "b0fc81c399971eaf738c8be89809e6a0d95c151749112b04f06b6af648d8a39f"
+
+
+def _plain_lines(path):
+    """Returns the text of copies that differ in byte-order mark and newlines."""
+    text = decode(read_file(path), path).removeprefix(BYTE_ORDER_MARK)
+    return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text).strip()
+
+
+WAR_AND_PEACE = Source(
+    (_NOVEL,),
+    (
+        Download(
+            _NOVEL_URL, {_NOVEL: None}, _NOVEL_CHECKSUM, lambda path: _plain_lines(path).encode()
+        ),
+    ),
+)
 LAMBADA = Source(
     ("lambada/lambada_development_plain_text.txt", "lambada/lambada_test_plain_text.txt")
 )
@@ -209,13 +224,13 @@ def char_ptb(data_dir: DataDir, *, files: str = "all", **cut) -> Dataset:
 @register(**_WIKIPEDIA_TERMS, options=Cut, source=TEXT8)
 def text8(data_dir: DataDir, **cut) -> Dataset:
     """text8 by characters: a to z and the space; 90, 5 and 5 million of them."""
-    return _whole_text("text8", TEXT8, data_dir, cut, decode)
+    return _whole_text("text8", TEXT8, data_dir, cut, lambda path: decode(read_file(path), path))
 
 
 @register(**_WIKIPEDIA_TERMS, options=Cut, source=ENWIK8)
 def enwik8(data_dir: DataDir, **cut) -> Dataset:
     """enwik8 by bytes: 90, 5 and 5 million of them."""
-    return _whole_text("enwik8", ENWIK8, data_dir, cut, lambda content, path: content)
+    return _whole_text("enwik8", ENWIK8, data_dir, cut, read_file)
 
 
 @register(
@@ -230,12 +245,7 @@ def war_and_peace(data_dir: DataDir, **cut) -> Dataset:
     Copies with and without byte-order mark, with any kind of newline, and with blanks or empty
     lines at the end give the same text.
     """
-
-    def plain_lines(content, path):
-        text = decode(content, path).removeprefix(BYTE_ORDER_MARK)
-        return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text).strip()
-
-    return _whole_text("war_and_peace", WAR_AND_PEACE, data_dir, cut, plain_lines)
+    return _whole_text("war_and_peace", WAR_AND_PEACE, data_dir, cut, _plain_lines)
 
 
 @register(citation="the help texts of the Python in use", license="PSF license", options=Cut)
@@ -307,7 +317,7 @@ def _whole_text(name, source, data_dir, cut, symbols_of):
     """One file of characters or bytes, of published size."""
     places = Cut(**cut)
     (path,) = source.find(data_dir)
-    symbols = symbols_of(read_file(path), path)
+    symbols = symbols_of(path)
     is_bytes = isinstance(symbols, bytes)
     unit, content = ("byte", symbols) if is_bytes else ("character", symbols.encode())
     *sizes, vocabulary_size = SIZES[name]
