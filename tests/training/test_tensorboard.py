@@ -14,6 +14,7 @@ from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras.training.history import read_history
+from trellis_keras.training.tensorboard import write_graph
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run import observers
 
@@ -90,6 +91,12 @@ def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("trellis_keras.zoo.run.sys", SimpleNamespace(version_info=(3, 11)))
     with pytest.raises(ValueError, match="Python 3.12 or newer: omit `profile`"):
         callbacks(tmp_path, profile=(1, 2))
+
+
+def test_a_graph_of_another_backend(tmp_path, monkeypatch):
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    with pytest.raises(ValueError, match="TensorFlow backend"):
+        write_graph(None, [], tmp_path)
 
 
 def test_wrong_settings(tmp_path, refused):

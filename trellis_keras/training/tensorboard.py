@@ -106,6 +106,9 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
 
     >>> write_graph(model, train[0], "run/tensorboard")
     """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise ValueError(f"Graphs require the TensorFlow backend. Received: backend={backend!r}")
     import tensorflow as tf
 
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
