@@ -7,7 +7,8 @@ measures a training step of each model at full size, in its own process on one c
 an interrupted measurement resumes. To measure a model again, remove it from the file.
 
 Times are CPU times, so other work on the machine matters little. For large texts only the size
-counts, and batches are random; all other data are loaded as for training.
+counts, and batches are random; all other data are loaded as for training. A model with
+`levels_measured` in the file was measured with these depths, and its figures are extrapolated.
 """
 
 import json
