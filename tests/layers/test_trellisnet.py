@@ -487,6 +487,8 @@ def test_last_step_of_rows_of_different_lengths(floatx):
     [
         ({"output_units": 9}, "output_units"),
         ({"dilation_rate": [1, 0]}, "dilation_rate"),
+        ({"dropout": 2}, "`dropout`"),
+        ({"weight_dropout": 2}, "`weight_dropout`"),
         ({"output_length": 3, "return_sequences": False}, "output_length"),
         ({"aux_every": 6}, "aux_every"),
         ({"aux_from": "middle"}, "aux_from"),

@@ -2,13 +2,15 @@
 
 import math
 import numbers
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import keras
 import numpy as np
 
 from trellis_keras.types import Tensor
+
+_LARGEST_DILATION = 2**30  # an int32, as are the numbers of steps to pad
 
 
 def is_integer(value: Any, minimum: float = -math.inf) -> bool:
@@ -63,14 +65,18 @@ def check_tokens(tokens: Any, vocabulary_size: int) -> None:
             raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
 
 
-def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
-    """Returns the dilations as a list, from one positive integer or a sequence of them."""
-    if isinstance(dilation_rate, (int, np.integer)):
-        dilation_rate = [dilation_rate]
-    cycle = list(dilation_rate)
-    if not cycle:
-        raise ValueError("`dilation_rate` must not be empty.")
-    return [n for d in cycle for n in check_positive(dilation_rate=d)]
+def check_dilations(name: str, dilations: Any) -> list[int]:
+    """Returns a sequence of dilation rates as a list of Python integers."""
+    if np.ndim(dilations) != 1 or len(dilations) == 0:
+        raise ValueError(
+            f"`{name}` must be a list of at least one integer. Received: {name}={dilations!r}"
+        )
+    dilations = [check_integer(name, dilation, minimum=1) for dilation in dilations]
+    if max(dilations) > _LARGEST_DILATION:
+        raise ValueError(
+            f"`{name}` must be at most {_LARGEST_DILATION}. Received: {name}={max(dilations)}"
+        )
+    return dilations
 
 
 def check_has_steps(layer: keras.Layer, inputs: Tensor) -> None:

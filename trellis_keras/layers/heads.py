@@ -14,7 +14,7 @@ from trellis_keras import kernels
 from trellis_keras.kernels import blockwise, clusters
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
-from trellis_keras.layers.checks import check_positive, is_integer
+from trellis_keras.layers.checks import check_positive, check_rates, is_integer
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
@@ -240,6 +240,7 @@ class MixtureOfSoftmaxes(DenseHead):
         kernel_initializer = _or_uniform(kernel_initializer, kernel_seed)
         super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
         (self.experts,) = check_positive(experts=experts)
+        check_rates(latent_dropout=latent_dropout)
         if latent_units is not None:
             (latent_units,) = check_positive(latent_units=latent_units)
         if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):

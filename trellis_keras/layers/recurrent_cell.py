@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import DropoutRNNCell
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_positive, check_rates
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
@@ -117,9 +117,7 @@ class RecurrentCell(DropoutRNNCell, ConfigMixin):
     ) -> None:
         super().__init__(**kwargs)
         (units,) = check_positive(units=units)
-        for name, rate in (("dropout", dropout), ("recurrent_dropout", recurrent_dropout)):
-            if not 0 <= rate < 1:
-                raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
+        check_rates(dropout=dropout, recurrent_dropout=recurrent_dropout)
         self.units = units
         self.state_size: int | list[int] = units
         self.output_size = units

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_positive, check_rates
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.types import Initializer, Regularizer, Shape, Shapes, Tensor
 
@@ -19,8 +19,7 @@ class _MaskDropout(ConfigMixin):
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate} (layer {self.name})")
+        check_rates(rate=rate)
         self.rate = rate
         self.seed = seed
         # At rate 0 the layer adds no random state to a model.
@@ -253,6 +252,7 @@ class ConvolutionKernel(ConfigMixin):
     ) -> None:
         super().__init__(**kwargs)
         self.kernel_size, self.filters = check_positive(kernel_size=kernel_size, filters=filters)
+        check_rates(dropout=dropout)
         self.weight_norm = weight_norm
         self.dropout = dropout
         self.initializer = keras.initializers.get(initializer)

@@ -22,10 +22,10 @@ from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
 from trellis_keras.layers.checks import (
     check_choice,
+    check_dilations,
     check_has_steps,
     check_positive,
     check_rates,
-    dilation_cycle,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
@@ -40,7 +40,7 @@ from trellis_keras.layers.saving import ConfigMixin, SublayersMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
-_DEEPEST = 31  # the dilation doubles from block to block, and must be an int32
+_DEEPEST = 31  # the dilation doubles from block to block, up to the largest
 _DROPOUTS = {"element": Dropout, "spatial": VariationalDropout}
 _REMOVED = {
     "bias_initializer": keras.initializers.serialize(keras.initializers.Zeros()),
@@ -149,9 +149,8 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        filters, kernel_size, dilation_rate = check_positive(
-            filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate
-        )
+        filters, kernel_size = check_positive(filters=filters, kernel_size=kernel_size)
+        (dilation_rate,) = check_dilations("dilation_rate", [dilation_rate])
         if kernel_size == 1:
             raise ValueError(
                 "`kernel_size` must be at least 2: with one tap no output depends on the past. "
@@ -526,7 +525,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             if depth > _DEEPEST:
                 raise ValueError(f"`depth` must be at most {_DEEPEST}. Received: depth={depth}")
             dilations = [2**i for i in range(depth)]
-        dilations = dilation_cycle(() if dilations is None else dilations)
+        dilations = check_dilations("dilations", dilations)
         depth = len(dilations)
         if isinstance(filters, (list, tuple)):
             filters = widths = [n for f in filters for n in check_positive(filters=f)]

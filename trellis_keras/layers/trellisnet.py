@@ -22,9 +22,10 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
 from trellis_keras.layers.checks import (
     check_choice,
+    check_dilations,
     check_has_steps,
     check_positive,
-    dilation_cycle,
+    check_rates,
     is_integer,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
@@ -328,6 +329,7 @@ class TrellisLayer(StatefulLayer):
                 "The output is a slice of the hidden channels: `output_units` must be at most "
                 f"`units`. Received: output_units={output_units}, units={units}"
             )
+        check_rates(dropout=dropout, weight_dropout=weight_dropout)
         check_choice("unroll", unroll, (None, True, False))
         check_choice("aux_from", aux_from, ("bottom", "top"))
         check_choice("kernel_structure", kernel_structure, ("dense", "mixed_group"))
@@ -337,8 +339,11 @@ class TrellisLayer(StatefulLayer):
         self.depth = depth
         self.output_units = output_units
         self.kernel_size = kernel_size
-        self.dilations = dilation_cycle(dilation_rate)
-        self.dilation_rate = self.dilations if np.ndim(dilation_rate) else self.dilations[0]
+        is_cycle = np.ndim(dilation_rate) > 0
+        self.dilations = check_dilations(
+            "dilation_rate", dilation_rate if is_cycle else [dilation_rate]
+        )
+        self.dilation_rate = self.dilations if is_cycle else self.dilations[0]
         self.kernel_structure = kernel_structure
         self.groups = None if groups is None else list(groups)
         self.group_starts = None if group_starts is None else list(group_starts)
