@@ -42,7 +42,7 @@ def test_x_enters_once_for_all_levels_of_a_dilation():
     def dilation(i):
         return (1, 2)[(i - 1) % 2]
 
-    injection = depth_loop.SharedInjection(plan, inject, ops.zeros((1,)), dilation, 1)
+    injection = depth_loop.SharedInjection(plan, inject, ops.zeros((1,)), dilation, lambda i: True)
     for i in range(1, 5):
         assert injection(i).shape == (1, len(plan.positions[i]), 1)
     assert calls == [(plan.positions[1].tolist(), 1), (plan.positions[2].tolist(), 2)]
@@ -58,7 +58,9 @@ def test_scattered_positions_are_computed_by_themselves():
         calls.append(positions.tolist())
         return ops.convert_to_tensor(np.asarray(positions, "float32")[None, :, None])
 
-    injection = depth_loop.SharedInjection(plan, inject, ops.zeros((1,)), lambda i: 1, 1)
+    injection = depth_loop.SharedInjection(
+        plan, inject, ops.zeros((1,)), lambda i: 1, lambda i: True
+    )
     np.testing.assert_array_equal(np.asarray(injection(2)).ravel(), [21, 29])
     assert calls == [[21, 29]]
 

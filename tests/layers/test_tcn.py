@@ -157,7 +157,7 @@ def test_block():
     check_causality(make, (2, 8, 3))
     check_streaming(made(make, (2, 6, 3)), noise(2, 6, 3))
     block, x = made(functools.partial(make, filters=3), (2, 6, 3)), noise(2, 6, 3)
-    y, z = block.output_and_branch(x)
+    y, z = block._output_and_branch(x)
     assert_close(y, keras.activations.silu(x + z))
     for activation in ("glu", keras.activations.glu):
         assert TCNBlock(3, 2, activation=activation).activation == "glu"
@@ -251,7 +251,7 @@ def test_centered_taps():
     block, z = layer.blocks[0], ops.convert_to_tensor(noise(1, 20, 2))
     for kernel, bias in zip(block.convolutions, block.biases, strict=True):
         z = ops.silu(ops.conv(z, kernel(), padding="same", dilation_rate=1) + bias)
-    assert_close(block.output_and_branch(noise(1, 20, 2))[1], z)
+    assert_close(block._output_and_branch(noise(1, 20, 2))[1], z)
     with pytest.raises(ValueError, match='padding="causal".*padding=.same'):
         layer.initial_cache(1)
 
@@ -286,8 +286,8 @@ def test_dropout_kinds():
     for kind in ("spatial", "element"):
         block = TCNBlock(30, 2, dropout=0.5, dropout_kind=kind, activation="linear", seed=1)
         block.build(x.shape)
-        assert np.all(block.output_and_branch(x)[1])
-        dropped = np.asarray(block.output_and_branch(x, training=True)[1]) == 0
+        assert np.all(block._output_and_branch(x)[1])
+        dropped = np.asarray(block._output_and_branch(x, training=True)[1]) == 0
         assert 0.4 < dropped.mean() < 0.6
         whole = dropped.all(axis=1)
         assert np.array_equal(dropped.any(axis=1), whole) == (kind == "spatial")

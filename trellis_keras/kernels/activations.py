@@ -1,4 +1,4 @@
-"""Activations that keep float64."""
+"""Activations that keep float64, and the gates of an LSTM."""
 
 from collections.abc import Callable
 
@@ -13,6 +13,18 @@ def tanh(x: Tensor) -> Tensor:
     if keras.backend.standardize_dtype(x.dtype) == "float64":
         return 2 * ops.sigmoid(2 * x) - 1
     return ops.tanh(x)
+
+
+def lstm(a: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the next h and c of an LSTM.
+
+    Args:
+        a: Pre-activations (..., 4 * units), blocks in Keras' order i, f, g, o.
+        c: Cell state (..., units).
+    """
+    i, f, g, o = ops.split(a, 4, axis=-1)
+    c = ops.sigmoid(f) * c + ops.sigmoid(i) * tanh(g)
+    return ops.sigmoid(o) * tanh(c), c
 
 
 def activate(activation: Callable, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 The number of tokens of a batch in a tail is known only at run time, but compiled programs need
 static shapes. A tail therefore processes `capacity` tokens at a time, in a loop with as many
 iterations as needed: none if no token is in the tail, several if they exceed the capacity. No token
-is left out, and no array is larger than capacity x words of the tail.
+is left out, and no array of a tail is larger than capacity x its words.
 
 A loop with an unknown number of iterations has no gradient on JAX, and none under XLA on
 TensorFlow. The gradient is therefore written by hand: it repeats the same iterations, recomputes a
@@ -31,7 +31,7 @@ class Cluster(NamedTuple):
 
     kernel: Tensor
     bias: Tensor
-    projection: Tensor = None
+    projection: Tensor | None = None
 
 
 def cluster_nll(
@@ -75,7 +75,7 @@ def cluster_nll(
             choice = ops.clip(choice, 0, tail.kernel.shape[0] - 1)
             return body(rows, counts, choice, carry)
 
-        return for_selected_rows(tail_of == i + 1, capacity, turn, carry)
+        return _for_selected_rows(tail_of == i + 1, capacity, turn, carry)
 
     def add_tails(hidden, tails, values):
         """Adds -log p(word | tail); also returns the log of each softmax's denominator."""
@@ -130,7 +130,7 @@ def cluster_nll(
     return nll(hidden, *flatten(clusters))
 
 
-def for_selected_rows(
+def _for_selected_rows(
     selected: Tensor, capacity: int | Tensor, body: Callable, carry: tuple
 ) -> tuple:
     """Visits the selected rows, `capacity` of them at a time, and returns the last carry.

@@ -97,7 +97,6 @@ class Cone:
         positions: List of ascending arrays: the positions of levels 0 (the input) to the last.
         output_levels: Set of all levels with outputs, including the last.
         count: Number of positions that all levels together compute.
-        fraction: `count` divided by the number of all positions.
 
     Example: a level of dilation 4 above levels of dilations 1 and 2.
 
@@ -122,12 +121,11 @@ class Cone:
         self.output_levels = {*output_levels, depth}
         self.blocks = blocks or [Block(i, i, 1) for i in range(1, depth + 1)]
         self.positions = [None] * (depth + 1)
-        self.count, self.fraction = None, 1.0
+        self.count = None
         if time is not None:
             self._find_positions(time, output_length)
 
     def _find_positions(self, time, output_length):
-        depth = len(self.offsets)
         # These include the outputs of the levels below, because offsets include 0.
         wanted = np.arange(time - (time if output_length is None else output_length), time)
         for block in reversed(self.blocks):
@@ -141,7 +139,6 @@ class Cone:
                 )
         self.positions[0] = wanted
         self.count = sum(map(len, self.positions[1:]))
-        self.fraction = self.count / (time * depth)
 
     def read(self, level: int, offset: int, below: int | None = None) -> Read:
         """Returns the `Read` of a level at an offset, from the one below it or another level."""
@@ -183,8 +180,8 @@ def interleaved_padding(reads: Sequence[Read], width: int) -> int | None:
     """Returns how many steps to put before `width` positions for the reads to take them in turn.
 
     With doubling dilations and one output, the two taps of a level read every position of the level
-    below exactly once: the older tap the first, the third, ..., the other one the rest. The oldest
-    offset comes first. Returns None if the reads do not interleave.
+    below exactly once: the older tap reads the first, the third, ..., the newer one the others. The
+    oldest offset comes first. Returns None if the reads do not interleave.
     """
     if any(r.index is None for r in reads):
         return None

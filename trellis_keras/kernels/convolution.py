@@ -151,19 +151,19 @@ def convolve(
         Tensor (batch, positions wanted, out).
     """
     taps = kernel.shape[0]
-    window = find_window(wanted, available, taps, dilation_rate)
-    if window is None or needs_float32_result(x):
+    geometry = find_geometry(wanted, available, taps, dilation_rate)
+    if geometry is None or needs_float32_result(x):
         reads = [read(wanted, available, o) for o in offsets(taps, dilation_rate)]
         seen = ops.concatenate([gather(x, r) for r in reversed(reads)], axis=-1)
         return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), x.dtype)
-    if window.start > 0:
-        x = _between(x, window.start, x.shape[1])
+    if geometry.start > 0:
+        x = _between(x, geometry.start, x.shape[1])
     else:
-        x = pad_past(x, -window.start)
-    return _first(_convolution(x, kernel, window), window.length)
+        x = pad_past(x, -geometry.start)
+    return _first(_convolution(x, kernel, geometry), geometry.length)
 
 
-def find_window(
+def find_geometry(
     wanted: np.ndarray | None, available: np.ndarray | None, taps: int, dilation_rate: int
 ) -> ConvolutionGeometry | None:
     """Returns the geometry of a convolution between positions, or None if no convolution fits.
@@ -177,11 +177,11 @@ def find_window(
     first = wanted[0] - (taps - 1) * dilation_rate - available[0]
     if spacing < 0 or stride < 0 or any(n % spacing for n in (stride, dilation_rate, first)):
         return None
-    window = ConvolutionGeometry(
+    geometry = ConvolutionGeometry(
         int(first // spacing), int(stride // spacing), int(dilation_rate // spacing), len(wanted)
     )
     # Backends have no convolution with both.
-    return None if window.dilation > 1 and window.stride > 1 else window
+    return None if geometry.dilation > 1 and geometry.stride > 1 else geometry
 
 
 def _spacing(positions):
@@ -190,13 +190,13 @@ def _spacing(positions):
     return int(steps[0]) if len(steps) == 1 else -min(len(steps), 1)
 
 
-def _convolution(x, kernel, window):
+def _convolution(x, kernel, geometry):
     # In two dimensions, the first of size 1: XLA is slower in one.
     y = ops.conv(
         ops.expand_dims(x, 1),
         ops.expand_dims(kernel, 0),
-        strides=(1, window.stride),
-        dilation_rate=(1, window.dilation),
+        strides=(1, geometry.stride),
+        dilation_rate=(1, geometry.dilation),
         padding="valid",
         data_format="channels_last",
     )

@@ -52,7 +52,7 @@ def run_levels(
             states = [gather(s, plan.read(first, 0)) for s in states]
             rows = {i: injection.rows(i) for i in range(first, first + period)}
 
-            def turn(n, states, first=first, period=period, rows=rows):
+            def turn(n, states, period=period, rows=rows):
                 for i, of_level in rows.items():
                     injected = injection.choose(i + n * period, of_level)
                     states = level(i, states, _reader(plan, i, i), injected)
@@ -81,7 +81,7 @@ class SharedInjection:
         inject: Function (positions, dilation) that returns (batch, positions, preactivations).
         bias: Tensor (preactivations,), the contribution at levels without injection of x.
         dilation: Function of a level.
-        every: x is injected at levels 1, 1 + every, ...
+        enters: Function that returns whether x is injected at a level, an integer or a tensor.
     """
 
     def __init__(
@@ -90,10 +90,11 @@ class SharedInjection:
         inject: Callable[[np.ndarray | None, int], Tensor],
         bias: Tensor,
         dilation: Callable[[int], int],
-        every: int,
+        enters: Callable[[Any], Any],
     ) -> None:
         self.plan, self.inject, self.bias = plan, inject, bias
-        self.dilation, self.every = dilation, every
+        self.dilation, self.enters = dilation, enters
+        self.enters_everywhere = all(enters(i) for i in range(1, len(plan.positions)))
         self.positions = self._find_positions()
         self.computed: dict[int, Tensor] = {}
 
@@ -102,23 +103,22 @@ class SharedInjection:
         by_dilation = {}
         for block in self.plan.blocks:
             for level in range(block.first, block.last + 1):
-                if self._enters(level) or block.turns > 1:
+                if self.enters(level) or block.turns > 1:
                     positions = self.plan.positions[level]
                     by_dilation.setdefault(self.dilation(level), []).append(positions)
         if self.plan.time is None:
             return dict.fromkeys(by_dilation)
         return {d: np.unique(np.concatenate(found)) for d, found in by_dilation.items()}
 
-    def _enters(self, level):
-        return (level - 1) % self.every == 0
-
     def __call__(self, level: int) -> Tensor:
         """Returns the contribution at a level, (batch, positions, preactivations), or the bias."""
-        return self.rows(level) if self._enters(level) else self.bias
+        return self.rows(level) if self.enters(level) else self.bias
 
     def choose(self, level: Tensor, rows: Tensor) -> Tensor:
         """Returns the contribution at a level in a loop, from its index (a tensor) and rows."""
-        return rows if self.every == 1 else ops.where(self._enters(level), rows, self.bias)
+        if self.enters_everywhere:
+            return rows
+        return ops.where(self.enters(level), rows, self.bias)
 
     def rows(self, level: int) -> Tensor:
         """Returns the contribution at a level with injection of x."""

@@ -33,21 +33,6 @@ def on_rows(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, kernel: Tens
     return ops.reshape(y, (*ops.shape(x)[:-1], kernel.shape[-1]))
 
 
-def linear(layer: keras.layers.Dense, x: Tensor) -> Tensor:
-    """Returns the output of a `keras.layers.Dense` without an activation.
-
-    TensorFlow adds up the gradient of the bias of `layer(x)` in bfloat16, that of a sum in float32.
-
-    Args:
-        layer: The built layer. A quantized one is called, because its scales are its own.
-        x: Tensor (..., in) of the compute dtype.
-    """
-    if layer.quantization_mode is not None:
-        return layer(x)
-    kernel, bias = (ops.cast(weight, x.dtype) for weight in (layer.kernel, layer.bias))
-    return on_rows(lambda rows, kernel: matmul(rows, kernel, x.dtype), x, kernel) + bias
-
-
 def needs_float32_result(x: Tensor) -> bool:
     """Returns whether products of x are faster with a float32 result, see `products_jax`."""
     if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(x.dtype) != "bfloat16":

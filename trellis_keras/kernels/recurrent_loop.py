@@ -1,6 +1,6 @@
-"""All steps of an LSTM, GRU or SimpleRNN of Keras, with one matrix product per step of the loop.
+"""All steps of an LSTM, GRU or Elman RNN, with one matrix product per step of the loop.
 
-`recurrent_loop` computes what Keras' loop over the cell does, with the states in float32 at least.
+`recurrent_loop` computes what Keras' loop over its cell does, with the states in float32 at least.
 The product of the inputs is computed for all steps at once, before the loop over the products with
 the state. As in `lattice_loop`, the loop has a custom gradient in training: automatic
 differentiation would add up the recurrent kernel's gradient step by step. The backward loop
@@ -11,17 +11,16 @@ kernel's gradient.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import keras
 from keras import ops
 
-from trellis_keras.kernels.activations import tanh
+from trellis_keras.kernels.activations import lstm, tanh
 from trellis_keras.kernels.gradients import custom_gradient
 from trellis_keras.kernels.products import matmul, on_rows, rows
 from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
 
-class _Equations(NamedTuple):
+class Equations(NamedTuple):
     """A cell's equations, where x is the contribution of the inputs and m that of the state h.
 
     Attributes:
@@ -40,40 +39,28 @@ class _Equations(NamedTuple):
     differentiate: Callable[..., tuple[list[Tensor], list[Tensor | None]]]
 
 
-def supports(layer: keras.Layer) -> bool:
-    """Returns whether `recurrent_loop` computes a recurrent layer.
-
-    These are Keras' LSTM, GRU (with the reset gate after the product) and SimpleRNN, or RNN of
-    their cells, on a machine without an accelerator, for which Keras has cuDNN's loops. They have
-    the default activations, and no dropout, activity regularizer or `zero_output_for_mask`.
-    """
-    cell = layer.cell
-    return (
-        type(layer) in _LAYERS
-        and type(cell) in _EQUATIONS
-        and cell.activation is keras.activations.tanh
-        and getattr(cell, "recurrent_activation", _SIGMOID) is _SIGMOID
-        and getattr(cell, "reset_after", True)
-        and not (cell.dropout or cell.recurrent_dropout)
-        and layer.activity_regularizer is None
-        and not layer.zero_output_for_mask
-        and _has_only_cpus()
-    )
-
-
 def recurrent_loop(
-    cell: keras.Layer,
     inputs: Tensor,
     states: Sequence[Tensor],
+    kernel: Tensor,
+    recurrent_kernel: Tensor,
+    biases: Sequence[Tensor],
+    *,
+    equations: Equations,
+    compute_dtype: str,
     mask: Tensor | None = None,
     training: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Computes all steps of a supported layer's cell, see `supports`.
+    """Computes all steps of a recurrent layer.
 
     Args:
-        cell: The built cell.
         inputs: Tensor (batch, time, channels).
         states: List of the initial states, each (batch, units).
+        kernel, recurrent_kernel: Tensors (channels, blocks * units) and (units, blocks * units).
+        biases: The bias of x and that of m, which only a GRU has, each (blocks * units,) and of the
+            states' dtype. Empty for no biases.
+        equations: `LSTM`, `GRU` or `ELMAN`.
+        compute_dtype: Dtype of the products' operands.
         mask: Boolean (batch, time). Other steps leave the states unchanged and repeat the output
             before them, zeros at the start. Defaults to all steps.
         training: Whether gradients are computed by a loop of their own, not by automatic
@@ -82,24 +69,23 @@ def recurrent_loop(
     Returns:
         The outputs (batch, time, units), and the list of the last states, of the states' dtype.
     """
-    equations, product = _EQUATIONS[type(cell)], _product(cell.compute_dtype, states[0].dtype)
-    bias, state_bias = _biases(cell, states[0].dtype)
-    x = on_rows(product, ops.transpose(inputs, (1, 0, 2)), cell.kernel)
-    x = sum(bias, x)
+    product = _product(compute_dtype, states[0].dtype)
+    x = on_rows(product, ops.transpose(inputs, (1, 0, 2)), kernel)
+    x = sum(biases[:1], x)
     # Not a variable: TensorFlow's custom gradients treat those differently.
-    kernel = ops.cast(cell.recurrent_kernel, states[0].dtype)
+    recurrent_kernel = ops.cast(recurrent_kernel, states[0].dtype)
     valid = []
     if mask is not None:
         valid = [ops.cast(ops.transpose(mask)[..., None], states[0].dtype)]
     loop = _differentiable_loop if training else _loop
     y, *last = loop(
         x,
-        kernel,
-        state_bias,
+        recurrent_kernel,
+        list(biases[1:]),
         list(states),
         valid,
         equations=equations,
-        compute_dtype=cell.compute_dtype,
+        compute_dtype=compute_dtype,
         product=product,
     )
     if valid:
@@ -108,13 +94,19 @@ def recurrent_loop(
 
 
 def recurrent_step(
-    cell: keras.Layer, x: Tensor, states: Sequence[Tensor]
+    x: Tensor,
+    states: Sequence[Tensor],
+    kernel: Tensor,
+    recurrent_kernel: Tensor,
+    biases: Sequence[Tensor],
+    *,
+    equations: Equations,
+    compute_dtype: str,
 ) -> tuple[Tensor, list[Tensor]]:
     """Computes one step as `recurrent_loop` does, from x (batch, channels)."""
-    equations, product = _EQUATIONS[type(cell)], _product(cell.compute_dtype, states[0].dtype)
-    bias, state_bias = _biases(cell, states[0].dtype)
-    x = sum(bias, product(x, cell.kernel))
-    _, following = _step(equations, product, cell.recurrent_kernel, state_bias, states, [x])
+    product = _product(compute_dtype, states[0].dtype)
+    x = sum(biases[:1], product(x, kernel))
+    _, following = _step(equations, product, recurrent_kernel, biases[1:], states, [x])
     return following[0], following
 
 
@@ -137,14 +129,6 @@ def _product(compute_dtype, dtype):
     return product
 
 
-def _biases(cell, dtype):
-    """Returns the bias of x and that of m, which only a GRU has, each a list of at most one."""
-    if not cell.use_bias:
-        return [], []
-    biases = ops.unstack(ops.reshape(ops.cast(cell.bias, dtype), (-1, cell.kernel.shape[-1])))
-    return biases[:1], biases[1:]
-
-
 def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype, product):
     """Computes h at all steps (time, batch, units), and the last states.
 
@@ -154,7 +138,7 @@ def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype, product):
         bias: List of at most one bias of m.
         states: List of the initial states, each (batch, units).
         valid: List of at most one mask (time, batch, 1): 1 at steps that count, 0 at others.
-        equations: The `_Equations` of the cell.
+        equations: `LSTM`, `GRU` or `ELMAN`.
         compute_dtype: Dtype of the products' operands.
         product: Function that multiplies rows by a kernel.
     """
@@ -228,9 +212,7 @@ def _choose(valid, new, old):
 
 
 def _lstm(x, m, states):
-    i, f, g, o = _lstm_gates(x + m)
-    c = f * states[1] + i * g
-    return [o * tanh(c), c]
+    return list(lstm(x + m, states[1]))
 
 
 def _lstm_gates(a):
@@ -282,36 +264,19 @@ def _gru_gradients(d_states, factors):
     return [repeated * m_slopes, repeated * x_slopes], [dh * z]
 
 
-def _simple(x, m, states):
+def _elman(x, m, states):
     return [tanh(x + m)]
 
 
-def _simple_factors(x, m, before, after):
+def _elman_factors(x, m, before, after):
     return [1 - after[0] * after[0]]
 
 
-def _simple_gradients(d_states, factors):
+def _elman_gradients(d_states, factors):
     da = d_states[0] * factors[0]
     return [da], [None]
 
 
-_SIGMOID = keras.activations.sigmoid
-_LAYERS = (keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN, keras.layers.RNN)
-_EQUATIONS = {
-    keras.layers.LSTMCell: _Equations(_lstm, _lstm_factors, _lstm_gradients),
-    keras.layers.GRUCell: _Equations(_gru, _gru_factors, _gru_gradients),
-    keras.layers.SimpleRNNCell: _Equations(_simple, _simple_factors, _simple_gradients),
-}
-
-
-def _has_only_cpus():
-    """Returns whether there is no accelerator."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.default_backend() == "cpu"
-    if keras.backend.backend() == "tensorflow":
-        from trellis_keras.kernels import runtime_tf
-
-        return runtime_tf.has_only_cpus()
-    return False
+LSTM = Equations(_lstm, _lstm_factors, _lstm_gradients)
+GRU = Equations(_gru, _gru_factors, _gru_gradients)
+ELMAN = Equations(_elman, _elman_factors, _elman_gradients)

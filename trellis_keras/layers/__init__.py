@@ -1,3 +1,5 @@
+"""Keras layers: sequence networks, cells for `keras.layers.RNN`, output layers and dropouts."""
+
 from trellis_keras.layers.grid_lstm import GridLSTMCell
 from trellis_keras.layers.heads import AdaptiveSoftmax, DenseHead, Head, MixtureOfSoftmaxes
 from trellis_keras.layers.lru import LRU, LRUCell

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.kernels.activations import tanh
+from trellis_keras.kernels.activations import lstm
 from trellis_keras.layers.checks import check_choice, check_positive
-from trellis_keras.layers.recurrent_cell import RecurrentCell, blockwise, drop
+from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer, drop
 from trellis_keras.layers.seeds import seeded
 from trellis_keras.types import Shape, Tensor
 
@@ -72,6 +72,12 @@ class GridLSTMCell(RecurrentCell):
     ((2, 4), 4)
     """
 
+    removed_options = {
+        **RecurrentCell.removed_options,
+        "unit_forget_bias": True,
+        "use_bias": True,
+    }
+
     def __init__(
         self,
         units: int,
@@ -122,7 +128,10 @@ class GridLSTMCell(RecurrentCell):
         ]
         blocks[1] = keras.initializers.Ones()  # of the forget gate, as in `keras.layers.LSTMCell`
         bias = self.add_gate_weight(
-            "bias", (4 * self.units,), name=f"{name}_bias{suffix}", initializer=blockwise(*blocks)
+            "bias",
+            (4 * self.units,),
+            name=f"{name}_bias{suffix}",
+            initializer=block_initializer(*blocks),
         )
         return kernel, recurrent_kernel, bias
 
@@ -146,16 +155,7 @@ class GridLSTMCell(RecurrentCell):
             new_states += [h2, m2]
         return ops.concatenate([h1, m1], axis=-1) if self.return_memory else h1, new_states
 
-    removed_options = {
-        **RecurrentCell.removed_options,
-        "unit_forget_bias": True,
-        "use_bias": True,
-    }
-
 
 def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):
     """The new h and m of an LSTM."""
-    a = ops.matmul(h1, kernel) + ops.matmul(h2, recurrent_kernel) + bias
-    i, f, c, o = ops.split(a, 4, axis=-1)
-    m = ops.sigmoid(f) * m + ops.sigmoid(i) * tanh(c)
-    return ops.sigmoid(o) * tanh(m), m
+    return lstm(ops.matmul(h1, kernel) + ops.matmul(h2, recurrent_kernel) + bias, m)

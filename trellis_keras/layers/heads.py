@@ -201,13 +201,13 @@ class MixtureOfSoftmaxes(DenseHead):
         latent_dropout: Float in [0, 1), variational dropout rate of the latent vectors before the
             tanh, one mask per row (and auxiliary output) for all time steps. Defaults to 0.
         epsilon: Positive float for log(p + epsilon), which the authors' code uses with 1e-8, or
-            `None` for log(p) without underflow. Defaults to `None`.
+            None for log(p) without underflow. Defaults to None.
         kernel_initializer: Initializer for the output matrix E (latent_units, V), unless it is
             tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
         expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
             `"zeros"`. (W_prior and W start uniform in +-1/sqrt(channels), as in the authors' code.)
-        seed: Integer seed of the dropout and the default initializers. Defaults to `None`.
+        seed: Integer seed of the dropout and the default initializers. Defaults to None.
 
     Example:
 
@@ -222,6 +222,8 @@ class MixtureOfSoftmaxes(DenseHead):
     >>> model = LanguageModel(50, 16, backbone, head=MixtureOfSoftmaxes(50, experts=3))
     >>> model.compile("adam")
     """
+
+    removed_options = {"expert_kernel_initializer": keras.initializers.serialize(_UNIFORM)}
 
     def __init__(
         self,
@@ -255,8 +257,6 @@ class MixtureOfSoftmaxes(DenseHead):
             dtype=self.dtype_policy,
             name="latent_dropout",
         )
-
-    removed_options = {"expert_kernel_initializer": keras.initializers.serialize(_UNIFORM)}
 
     def build(self, input_shape: Shape) -> None:
         channels, width = input_shape[-1], self._latent_width(input_shape[-1])
@@ -373,7 +373,7 @@ class AdaptiveSoftmax(Head):
             (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for the biases of words (V,) and of tails. Defaults to
             `"zeros"`.
-        seed: Integer seed of the initializers. Defaults to `None`.
+        seed: Integer seed of the initializers. Defaults to None.
 
     Example:
 
@@ -389,6 +389,8 @@ class AdaptiveSoftmax(Head):
     >>> head = AdaptiveSoftmax(1000, cutoffs=(100, 400))
     >>> model = LanguageModel(1000, 8, TCN(8, kernel_size=2, depth=2), head=head)
     """
+
+    removed_options = {"capacity": None, "cluster_initializer": _ZEROS}
 
     def __init__(
         self,
@@ -409,8 +411,6 @@ class AdaptiveSoftmax(Head):
         self.kernel_initializer = _or_uniform(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = seed
-
-    removed_options = {"capacity": None, "cluster_initializer": _ZEROS}
 
     def tie(self, embedding: keras.layers.Embedding) -> None:
         if self.div_value != 1:
@@ -476,7 +476,8 @@ class AdaptiveSoftmax(Head):
             return super().compute_nll(hidden, targets, training)
         hidden = ops.cast(hidden, self.compute_dtype)
         flat = ops.reshape(hidden, (-1, hidden.shape[-1]))
-        # An iteration computes all its rows, and adds to the gradient of the tail's whole matrix.
+        # At most 32 iterations: each adds to the gradient of the tail's whole matrix. A larger
+        # capacity would compute more padding.
         capacity = ops.shape(flat)[0] // 32 + 32
         words = ops.reshape(targets, (-1,))
         nll = clusters.cluster_nll(flat, words, self.read_clusters(), self.cutoffs, capacity)

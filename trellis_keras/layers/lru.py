@@ -10,17 +10,16 @@ from keras_streams.protocol import check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
-from trellis_keras.kernels.products import linear, matmul
+from trellis_keras.kernels.products import matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers.checks import check_choice, check_positive
-from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
+from trellis_keras.layers.linear import linear
+from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
-from trellis_keras.layers.stacked_rnn import UNITS_FOR_XLA
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 
-# The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses
-# z2 instead, without r1 it uses r2.
+# The gates in the order of their column blocks, before those of p1 and p2.
 _GATES = {"ug": ("z1", "z2", "r2", "r1"), "rg": ("z2", "r2", "r1"), "ps": ("z2", "r2")}
 
 
@@ -74,6 +73,8 @@ class LRUCell(RecurrentCell):
     >>> layer(np.zeros((2, 5, 8), "float32")).shape
     (2, 5, 8)
     """
+
+    removed_options = {**RecurrentCell.removed_options, "use_bias": True}
 
     def __init__(
         self,
@@ -172,8 +173,6 @@ class LRUCell(RecurrentCell):
         dtype = self.compute_dtype
         return matmul(ops.cast(x, dtype), ops.cast(weight, dtype), x.dtype)
 
-    removed_options = {**RecurrentCell.removed_options, "use_bias": True}
-
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class LRU(StatefulLayer):
@@ -213,6 +212,8 @@ class LRU(StatefulLayer):
     >>> layer(np.zeros((2, 5, 8), "float32")).shape
     (2, 5, 8)
     """
+
+    removed_options = {**LRUCell.removed_options, "input_projection": None}
 
     def __init__(
         self,
@@ -286,8 +287,6 @@ class LRU(StatefulLayer):
             for i in range(depth)
         ]
         self.projection: keras.layers.Dense | None = None
-
-    removed_options = {**LRUCell.removed_options, "input_projection": None}
 
     @property
     def prefers_xla(self) -> bool:

@@ -14,6 +14,9 @@ from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.types import Initializer, Regularizer, Tensor
 
+# Widest layer that XLA makes faster on a CPU. With LRUs it takes 0.83, 0.97, 1.04 of the time at
+# 256, 512, 640 units.
+UNITS_FOR_XLA = 512
 _KINDS = ("kernel", "recurrent", "bias")
 
 
@@ -64,7 +67,7 @@ class GateInitializer(keras.initializers.Initializer):
         }
 
 
-def blockwise(*initializers: keras.initializers.Initializer) -> Callable[..., Tensor]:
+def block_initializer(*initializers: keras.initializers.Initializer) -> Callable[..., Tensor]:
     """Returns the initializer of a bias made of equal blocks, with one initializer per block."""
 
     def initial(shape, dtype=None):
@@ -99,6 +102,8 @@ class RecurrentCell(DropoutRNNCell, ConfigMixin):
         recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
     """
+
+    removed_options = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)
 
     def __init__(
         self,
@@ -220,8 +225,6 @@ class RecurrentCell(DropoutRNNCell, ConfigMixin):
         if isinstance(self.state_size, int):
             return ops.zeros((batch_size, self.state_size), self.compute_dtype)
         return [ops.zeros((batch_size, size), self.compute_dtype) for size in self.state_size]
-
-    removed_options = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)
 
 
 class _CellDropout(VariationalDropout):

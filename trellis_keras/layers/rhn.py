@@ -8,7 +8,7 @@ from keras import ops
 
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers.checks import check_positive
-from trellis_keras.layers.recurrent_cell import RecurrentCell, blockwise, drop
+from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer, drop
 from trellis_keras.layers.seeds import seeded
 from trellis_keras.types import Initializer, Tensor
 
@@ -49,6 +49,8 @@ class RHNCell(RecurrentCell):
     (2, 7, 4)
     """
 
+    removed_options = {**RecurrentCell.removed_options, "carry": "coupled", "use_bias": True}
+
     def __init__(
         self,
         units: int,
@@ -87,7 +89,7 @@ class RHNCell(RecurrentCell):
 
     def _initial_bias(self, i):
         path = self.seed, "RHNCell", "bias", i
-        return blockwise(
+        return block_initializer(
             seeded(self.bias_initializer, *path, "h"),
             seeded(self.transform_bias_initializer, *path, "t"),
         )
@@ -108,5 +110,3 @@ class RHNCell(RecurrentCell):
             t = ops.sigmoid(t)
             s = tanh(h) * t + s * (1 - t)
         return s, [s] if is_list else s
-
-    removed_options = {**RecurrentCell.removed_options, "carry": "coupled", "use_bias": True}

@@ -11,7 +11,7 @@ from keras_streams.parts import RATES_LOCK, cell_step, take, without_dropout
 from keras_streams.protocol import at_least_float32, check_start, check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
-from trellis_keras.layers.recurrent_cell import RecurrentCell
+from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.stateful import StatefulLayer
 from trellis_keras.types import Cache, Shape, Shapes, Tensor
@@ -19,8 +19,14 @@ from trellis_keras.types import Cache, Shape, Shapes, Tensor
 # The layers allowed between recurrent layers. (Keras' SpatialDropout1D and this package's Dropout
 # are Dropouts.)
 DROPOUTS = (keras.layers.Dropout, VariationalDropout)
-# Measured with LRUs: XLA takes 0.83, 0.97, 1.04 of the time at 256, 512, 640 units.
-UNITS_FOR_XLA = 512
+# Those that `kernels.recurrent_loop` computes.
+_LAYERS = (keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN, keras.layers.RNN)
+_EQUATIONS = {
+    keras.layers.LSTMCell: recurrent_loop.LSTM,
+    keras.layers.GRUCell: recurrent_loop.GRU,
+    keras.layers.SimpleRNNCell: recurrent_loop.ELMAN,
+}
+_SIGMOID = keras.activations.sigmoid
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -89,7 +95,7 @@ class StackedRNN(StatefulLayer):
         """
         return all(
             isinstance(layer.cell, RecurrentCell)
-            or (recurrent_loop.supports(layer) and layer.cell.units <= UNITS_FOR_XLA)
+            or (_runs_in_loop(layer) and layer.cell.units <= UNITS_FOR_XLA)
             for layer in self._recurrent
         )
 
@@ -136,12 +142,14 @@ class StackedRNN(StatefulLayer):
 
     def _run_layer(self, layer, x, states, training, mask):
         """Returns the outputs of a recurrent layer at all steps, and its last states."""
-        if not (kernels.enabled() and recurrent_loop.supports(layer)):
+        if not (kernels.enabled() and _runs_in_loop(layer)):
             return layer(x, initial_state=states, mask=mask, training=training)
         if states is None:
             states = layer.get_initial_state(ops.shape(x)[0])
         states = _at_least_float32(layer.cell, states)
-        y, states = recurrent_loop.recurrent_loop(layer.cell, x, states, mask, training)
+        y, states = recurrent_loop.recurrent_loop(
+            x, states, **_cell_arguments(layer.cell, states), mask=mask, training=training
+        )
         return ops.cast(y, layer.compute_dtype), *states
 
     # Streaming
@@ -161,9 +169,10 @@ class StackedRNN(StatefulLayer):
         with without_dropout(self._cells):
             for layer in self._recurrent:
                 states = take(layer.state_size, remaining)
-                if kernels.enabled() and recurrent_loop.supports(layer):
+                if kernels.enabled() and _runs_in_loop(layer):
                     states = _at_least_float32(layer.cell, states)
-                    x, new = recurrent_loop.recurrent_step(layer.cell, x, states)
+                    arguments = _cell_arguments(layer.cell, states)
+                    x, new = recurrent_loop.recurrent_step(x, states, **arguments)
                 else:
                     x, new = cell_step(layer.cell, x, states)
                 x = ops.cast(x, layer.compute_dtype)
@@ -187,6 +196,55 @@ class StackedRNN(StatefulLayer):
         layers = copy.deepcopy(config["layers"])  # Keras' RNN pops its cell from the config
         layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
         return super().from_config({**config, "layers": layers})
+
+
+def _runs_in_loop(layer):
+    """Returns whether `kernels.recurrent_loop` can compute a recurrent layer.
+
+    These are Keras' LSTM, GRU (with the reset gate after the product) and SimpleRNN, or RNN of
+    their cells, on a machine without an accelerator, for which Keras has cuDNN's loops. They have
+    the default activations, and no dropout, activity regularizer or `zero_output_for_mask`.
+    """
+    cell = layer.cell
+    return (
+        type(layer) in _LAYERS
+        and type(cell) in _EQUATIONS
+        and cell.activation is keras.activations.tanh
+        and getattr(cell, "recurrent_activation", _SIGMOID) is _SIGMOID
+        and getattr(cell, "reset_after", True)
+        and not (cell.dropout or cell.recurrent_dropout)
+        and layer.activity_regularizer is None
+        and not layer.zero_output_for_mask
+        and _has_only_cpus()
+    )
+
+
+def _cell_arguments(cell, states):
+    """Returns the arguments of `recurrent_loop` for a built cell."""
+    biases = []
+    if cell.use_bias:
+        bias = ops.cast(cell.bias, states[0].dtype)
+        biases = ops.unstack(ops.reshape(bias, (-1, cell.kernel.shape[-1])))
+    return {
+        "kernel": cell.kernel,
+        "recurrent_kernel": cell.recurrent_kernel,
+        "biases": biases,
+        "equations": _EQUATIONS[type(cell)],
+        "compute_dtype": cell.compute_dtype,
+    }
+
+
+def _has_only_cpus():
+    """Returns whether there is no accelerator."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.default_backend() == "cpu"
+    if keras.backend.backend() == "tensorflow":
+        from trellis_keras.kernels import runtime_tf
+
+        return runtime_tf.has_only_cpus()
+    return False
 
 
 def _at_least_float32(cell, states):

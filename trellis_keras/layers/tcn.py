@@ -19,7 +19,6 @@ from trellis_keras import kernels
 from trellis_keras.kernels.activations import activate
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
-from trellis_keras.kernels.products import linear
 from trellis_keras.layers.checks import (
     check_choice,
     check_dilations,
@@ -27,6 +26,7 @@ from trellis_keras.layers.checks import (
     check_positive,
     check_rates,
 )
+from trellis_keras.layers.linear import linear
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import (
     check_output_length,
@@ -130,6 +130,8 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     (2, 7, 8)
     """
 
+    removed_options = _REMOVED
+
     def __init__(
         self,
         filters: int,
@@ -201,8 +203,6 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.norms = [] if norm is None else [norm(dtype=self.dtype_policy) for _ in range(2)]
         self.shortcut: keras.layers.Dense | None = None
 
-    removed_options = _REMOVED
-
     def build(self, input_shape: Shape) -> None:
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = channels = input_shape[-1]
@@ -238,7 +238,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor | None = None) -> Tensor:
         check_has_steps(self, inputs)
-        y, _ = self.output_and_branch(inputs, training, resolve_mask(inputs, mask))
+        y, _ = self._output_and_branch(inputs, training, resolve_mask(inputs, mask))
         return y
 
     def _equations(self, x, shortcut_x, convolution, masks=(None, None), training=False):
@@ -276,7 +276,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             return self.norms[n](a, training=training, mask=mask)
         return self.norms[n](a) if self.norms else a
 
-    def output_and_branch(
+    def _output_and_branch(
         self,
         x: Tensor,
         training: bool = False,
@@ -317,10 +317,10 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         return y[:, 0], cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        y, _, cache = self.advance(*check_stream(self, x, cache))
+        y, _, cache = self._advance(*check_stream(self, x, cache))
         return y, cache
 
-    def advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
+    def _advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
         """Returns the output and the branch of the steps x after a cache, and the next cache."""
         time, next_cache = ops.shape(x)[1], []
 
@@ -345,10 +345,10 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         if self.padding == "causal":
             return None
         check_built(self)
-        model = self.graph_with_branch()
+        model = self._graph_with_branch()
         return keras.Model(model.input, model.outputs[0], name=self.name)
 
-    def graph_with_branch(self) -> keras.Model:
+    def _graph_with_branch(self) -> keras.Model:
         """Returns the graph of `stream_graph` with two outputs, y and the branch z."""
 
         def activated(z):
@@ -356,7 +356,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
         z = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
         for n in range(2):
-            z = CenteredConv1D(self, n)(z)
+            z = _CenteredConv1D(self, n)(z)
             if self.activation == "glu":
                 gate = keras.layers.Activation("sigmoid", dtype=self.dtype_policy)
                 a, b = z[..., : self.filters], z[..., self.filters :]
@@ -385,7 +385,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         return (*input_shape[:-1], self.filters)
 
 
-class CenteredConv1D(keras.layers.Conv1D):
+class _CenteredConv1D(keras.layers.Conv1D):
     """Convolution n (0 or 1) of a built `TCNBlock` as a layer that shares its weights."""
 
     def __init__(self, block: TCNBlock, n: int):
@@ -487,6 +487,11 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     >>> layer.receptive_field
     61
     """
+
+    removed_options = _REMOVED
+    # For `keras.layers.Bidirectional`. The state of a TCN is its streaming cache.
+    stateful = False
+    return_state = False
 
     def __init__(
         self,
@@ -592,11 +597,6 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         ]
         self.activation = self.blocks[0].activation
 
-    removed_options = _REMOVED
-    # For `keras.layers.Bidirectional`. The state of a TCN is its streaming cache.
-    stateful = False
-    return_state = False
-
     @property
     def receptive_field(self) -> int:
         """Number of inputs, the current one included, that an output depends on."""
@@ -641,7 +641,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
             wanted = positions[2 * i : 2 * i + 3]
-            x, branch = block.output_and_branch(x, training, mask, wanted)
+            x, branch = block._output_and_branch(x, training, mask, wanted)
             branches.append(branch)
         y = self._output(x, branches, steps)
         return y if self.return_sequences else last_step([y], None, mask)[0]
@@ -683,7 +683,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         x, cache = check_stream(self, x, cache)
         branches, next_cache = [], []
         for block, block_cache in zip(self.blocks, cache, strict=True):
-            x, branch, block_cache = block.advance(x, block_cache)
+            x, branch, block_cache = block._advance(x, block_cache)
             branches.append(branch)
             next_cache.append(block_cache)
         return self._output(x, branches), next_cache
@@ -694,16 +694,15 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     def stream_graph(self) -> keras.Model | None:
         """Returns a TCN with `padding="same"` as a graph of Keras layers that share its weights.
 
-        None for a TCN that is causal or reads all later steps.
+        None for a TCN that is causal, reads backwards, or returns only the last outputs.
         """
-        reads_all = self.go_backwards or self.output_length is not None
-        if self.padding == "causal" or reads_all:
+        if self.padding == "causal" or self.go_backwards or self.output_length is not None:
             return None
         check_built(self)
         y = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
         branches = []
         for block in self.blocks:
-            y, branch = block.graph_with_branch()(y)
+            y, branch = block._graph_with_branch()(y)
             branches.append(branch)
         if self.skip_connections and len(branches) > 1:
             y = keras.layers.Add(dtype=self.dtype_policy)(branches)

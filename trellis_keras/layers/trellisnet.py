@@ -18,7 +18,7 @@ from keras import ops
 from keras_streams.protocol import check_stream, replace_row
 from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
-from trellis_keras.kernels.activations import tanh
+from trellis_keras.kernels.activations import lstm, tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
 from trellis_keras.layers.checks import (
     check_choice,
@@ -139,9 +139,7 @@ class LSTMGates(GatedActivation):
     preactivation_blocks = 4
 
     def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        i, f, g, o = ops.split(inputs, 4, axis=-1)
-        c = ops.sigmoid(f) * states[1] + ops.sigmoid(i) * tanh(g)
-        h = ops.sigmoid(o) * tanh(c)
+        h, c = lstm(inputs, states[1])
         return h, [h, c]
 
 
@@ -279,6 +277,10 @@ class TrellisLayer(StatefulLayer):
     (2, 7, 4)
     """
 
+    removed_options = {"condition_size": None, "fused": True}
+    # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
+    prefers_xla = True
+
     def __init__(
         self,
         units: int,
@@ -383,10 +385,6 @@ class TrellisLayer(StatefulLayer):
             dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=self.state_dtype
         )
 
-    removed_options = {"condition_size": None, "fused": True}
-    # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
-    prefers_xla = True
-
     def _convolution_kernel(self, name, seed):
         recurrent = name == "recurrent_kernel"
         make = ConvolutionKernel
@@ -431,7 +429,7 @@ class TrellisLayer(StatefulLayer):
         """Returns the dilation of a level. Levels count from 1."""
         return self.dilations[(level - 1) % len(self.dilations)]
 
-    def injects_input(self, level: int | np.ndarray) -> bool | np.ndarray:
+    def injects_input(self, level: int | np.ndarray | Tensor) -> bool | np.ndarray | Tensor:
         """Returns whether x is injected at a level (or at each of an array of levels)."""
         return (level - 1) % self.injection_every == 0
 
@@ -729,7 +727,7 @@ class TrellisLayer(StatefulLayer):
             width = ops.shape(x)[1] if plan.time is None else len(plan.positions[0])
             zero_states = apply_mask(self._zero_states(x, width), 0)
         injection = depth_loop.SharedInjection(
-            plan, inject, weights.bias, self.dilation, self.injection_every
+            plan, inject, weights.bias, self.dilation, self.injects_input
         )
         return depth_loop.run_levels(plan, zero_states, level, injection, loop)
 

@@ -1,5 +1,6 @@
 """A recipe: a model with its arguments, its data, and its training settings."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -8,7 +9,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,7 +18,6 @@ import numpy as np
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
 from trellis_keras.layers.checks import check_choice, check_integer
-from trellis_keras.layers.precision import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.zoo import datasets, pretrained
 from trellis_keras.zoo.datasets import Dataset
@@ -275,7 +275,7 @@ class Recipe:
                     f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size={size}"
                 )
             arguments["vocabulary_size"] = len(vocabulary)
-        with default_policy(self.dtype_policy):
+        with _default_policy(self.dtype_policy):
             model = self.entry.function(**arguments)
             if vocabulary is not None:
                 model.vocabulary = vocabulary
@@ -453,3 +453,15 @@ def _plain(value):
 
 def _absolute(path):
     return os.path.abspath(os.path.expanduser(path))
+
+
+@contextlib.contextmanager
+def _default_policy(name: str | None) -> Iterator[None]:
+    """Context in which layers get the dtype policy `name`. None changes nothing."""
+    before = keras.config.dtype_policy()
+    if name is not None:
+        keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

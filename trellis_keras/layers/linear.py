@@ -1,0 +1,22 @@
+"""The product of a `keras.layers.Dense`."""
+
+import keras
+from keras import ops
+
+from trellis_keras.kernels.products import matmul, on_rows
+from trellis_keras.types import Tensor
+
+
+def linear(layer: keras.layers.Dense, x: Tensor) -> Tensor:
+    """Returns the output of a `keras.layers.Dense` without an activation.
+
+    TensorFlow adds up the gradient of the bias of `layer(x)` in bfloat16, that of a sum in float32.
+
+    Args:
+        layer: The built layer. A quantized one is called, because its scales are its own.
+        x: Tensor (..., in) of the compute dtype.
+    """
+    if layer.quantization_mode is not None:
+        return layer(x)
+    kernel, bias = (ops.cast(weight, x.dtype) for weight in (layer.kernel, layer.bias))
+    return on_rows(lambda rows, kernel: matmul(rows, kernel, x.dtype), x, kernel) + bias
