@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(trellis_keras.__file__).parent
 # The first part of a module's name under `trellis_keras`, from the bottom up. A module may import
 # from its own level's package and from lower levels, at run time and inside functions.
 LEVELS = [
-    {"_keras_internals", "files", "startup", "terminal", "types"},
+    {"_keras_internals", "_tensorflow", "files", "startup", "terminal", "types"},
     {"jobs", "kernels"},
     {"layers"},
     {"models"},

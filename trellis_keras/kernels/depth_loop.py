@@ -160,9 +160,9 @@ def in_tensorflow_graph() -> bool:
     """Returns whether TensorFlow is tracing a function."""
     if keras.backend.backend() != "tensorflow":
         return False
-    from trellis_keras.kernels import runtime_tf
+    from trellis_keras import _tensorflow
 
-    return runtime_tf.in_graph()
+    return _tensorflow.in_graph()
 
 
 def step_levels(

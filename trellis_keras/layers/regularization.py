@@ -62,9 +62,9 @@ class Dropout(keras.layers.Dropout):
         is_active = training and 0 < self.rate < 1
         if keras.backend.backend() != "tensorflow" or not is_active:
             return super().call(inputs, training=training)
-        from trellis_keras.kernels import runtime_tf
+        from trellis_keras import _tensorflow
 
-        return runtime_tf.dropout(inputs, self.rate, self.noise_shape, self.seed_generator)
+        return _tensorflow.dropout(inputs, self.rate, self.noise_shape, self.seed_generator)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -184,9 +184,9 @@ def _uniform(shape, seed_generator):
     """Draws float32 numbers in [0, 1)."""
     if keras.backend.backend() != "tensorflow":
         return keras.random.uniform(shape, dtype="float32", seed=seed_generator)
-    from trellis_keras.kernels import runtime_tf
+    from trellis_keras import _tensorflow
 
-    return runtime_tf.uniform(shape, seed_generator)
+    return _tensorflow.uniform(shape, seed_generator)
 
 
 def weight_norm(direction: Tensor, gain: Tensor) -> Tensor:

@@ -241,9 +241,9 @@ def _has_only_cpus():
 
         return jax.default_backend() == "cpu"
     if keras.backend.backend() == "tensorflow":
-        from trellis_keras.kernels import runtime_tf
+        from trellis_keras import _tensorflow
 
-        return runtime_tf.has_only_cpus()
+        return _tensorflow.has_only_cpus()
     return False
 
 

@@ -107,9 +107,9 @@ class BackboneModel(SublayersMixin, keras.Model):
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         if keras.backend.backend() != "tensorflow" or scaled:
             return step(*args)
-        from trellis_keras.kernels import runtime_tf
+        from trellis_keras import _tensorflow
 
-        return runtime_tf.outside_replica(lambda: step(*args))
+        return _tensorflow.outside_replica(lambda: step(*args))
 
     def test_step(self, *args: Any) -> Any:
         return super().test_step(*self._with_loss_inputs(*args))
@@ -135,11 +135,11 @@ class BackboneModel(SublayersMixin, keras.Model):
         """Whether the backbone is faster with XLA (on TensorFlow and a CPU)."""
         if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
             return False
-        from trellis_keras.kernels import runtime_tf
+        from trellis_keras import _tensorflow
 
         is_float32 = self.backbone.compute_dtype == "float32"
         prefers = is_float32 and getattr(self.backbone, "prefers_xla", False)
-        return prefers and runtime_tf.has_only_cpus()
+        return prefers and _tensorflow.has_only_cpus()
 
     def _replicas(self):
         """The number of replicas of `tf.distribute`."""

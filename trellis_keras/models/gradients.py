@@ -19,9 +19,9 @@ def with_gradient(function: Callable) -> Callable:
         return _on_jax(function)
     if backend == "torch":
         return _on_torch(function)
-    from trellis_keras.kernels import runtime_tf
+    from trellis_keras import _tensorflow
 
-    return runtime_tf.with_gradient(function)
+    return _tensorflow.with_gradient(function)
 
 
 def compiled(function: Callable, xla: bool = False) -> Callable:
@@ -32,9 +32,9 @@ def compiled(function: Callable, xla: bool = False) -> Callable:
         xla: Boolean, whether TensorFlow compiles it with XLA. Defaults to `False`.
     """
     if keras.backend.backend() == "tensorflow":
-        from trellis_keras.kernels import runtime_tf
+        from trellis_keras import _tensorflow
 
-        return runtime_tf.compiled(function, xla)
+        return _tensorflow.compiled(function, xla)
     return compile_xla(function, [])
 
 

@@ -115,9 +115,9 @@ def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
     if getattr(weight.shape, "rank", 0) is not None:
         return ops.reshape(weight, (*ops.shape(weight), *[1] * (rank - len(weight.shape))))
     # The rank is unknown to TensorFlow if it has been both (batch,) and (batch, n).
-    from trellis_keras.kernels import runtime_tf
+    from trellis_keras import _tensorflow
 
-    return runtime_tf.add_axes(weight, rank)
+    return _tensorflow.add_axes(weight, rank)
 
 
 # The terms of a language model's loss. `weight` is (batch, n), 0 where a token does not count.
@@ -165,9 +165,9 @@ def num_replicas() -> int:
     """Returns the number of replicas of `tf.distribute` that train together, 1 by default."""
     if keras.backend.backend() != "tensorflow":
         return 1
-    from trellis_keras.kernels import runtime_tf
+    from trellis_keras import _tensorflow
 
-    return runtime_tf.num_replicas()
+    return _tensorflow.num_replicas()
 
 
 def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
@@ -178,9 +178,9 @@ def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
     replicas = num_replicas()
     if replicas == 1:
         return loss
-    from trellis_keras.kernels import runtime_tf
+    from trellis_keras import _tensorflow
 
-    everywhere = runtime_tf.sum_over_replicas(counted)
+    everywhere = _tensorflow.sum_over_replicas(counted)
     if everywhere is None:
         everywhere = counted * replicas
     return ops.divide_no_nan(loss * counted, everywhere)

@@ -19,7 +19,10 @@ def in_graph() -> bool:
 
 
 def with_gradient(function: Callable) -> Callable:
-    """Returns a function of (weights, ...) as `models.gradients.with_gradient` describes it."""
+    """Returns a function of (weights, ...) that returns (auxiliary results, gradients).
+
+    `function` takes the same arguments and returns (loss, auxiliary results).
+    """
 
     def differentiate(weights, *arguments):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
