@@ -29,7 +29,7 @@ class Speaker:
 @pytest.fixture
 def speaker(monkeypatch):
     speaker = Speaker()
-    monkeypatch.setattr(cli, "_language_model", lambda run, command: speaker)
+    monkeypatch.setattr("trellis_keras.zoo.run.load_best", lambda run, kind: speaker)
     return speaker
 
 
