@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
-from trellis_series.bands import Band, calibrate
+from trellis_series.bands import Band, calibrate, changes, rate_of
 from trellis_series.ensemble import first_origin
 
 HORIZON = 12
@@ -113,6 +113,16 @@ def test_bands_of_few_origins_hold_a_larger_share(level, independent, expected):
     errors = np.arange(101.0)[:, None]
     found = calibrate(errors, np.ones(101), independent, [level])
     np.testing.assert_allclose(found, [[expected]])
+
+
+def test_the_unit_is_a_mean_of_changes_over_a_season():
+    z, season = np.tile([0.0, 1.0, 5.0, 2.0], 5), 4
+    z[-1] += 3
+    rate = rate_of(season, 1)
+    kept = (1 - rate) ** np.arange(len(z) - season + 1)
+    expected = [1.0] * (season - 1) + [*kept[:-1], kept[-1] + 3 * rate]
+    found = changes(z, np.ones(len(z), bool), season, 1)
+    np.testing.assert_allclose(found, expected)
 
 
 def test_the_unit_of_a_quiet_time_has_a_minimum():

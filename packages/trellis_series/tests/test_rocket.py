@@ -57,6 +57,8 @@ def test_features_are_fractions_of_time_above_thresholds():
     head = [keras.ops.convert_to_numpy(v) for v in model.head.weights]
     logits = (found - mean) / scale @ head[0] + head[1]
     np.testing.assert_allclose(model.predict_on_batch(x), logits, atol=5e-3)
+    kernel, _ = ridge((found - mean) / scale, y, 2)
+    np.testing.assert_allclose(head[0], kernel, atol=0.02 * np.abs(kernel).max())
 
 
 def test_ridge_is_the_best_penalty_by_leaving_one_out():
