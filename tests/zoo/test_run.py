@@ -11,14 +11,10 @@ import pytest
 from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe, tiny_run, write_text
-from trellis_keras import data, zoo
+from trellis_keras import data, training, zoo
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
-
-# A rate so high that the validation loss rises now and then, which begins the average.
-AVERAGING = {"optimizer": "asgd", "learning_rate": 20.0}
-AVERAGING |= {"schedule": "ASGDSwitch", "schedule_window": 1}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +67,9 @@ def test_more_epochs_of_averaged_weights(tmp_path, capsys):
     # What is learned is wrong for the end of the text: the validation loss rises from the start.
     (tmp_path / "text.txt").write_text("ab" * 900 + "cd" * 100)
     for folder, epochs, begins in (("run", 4, True), ("run", 5, False), ("whole", 5, True)):
-        recipe = tiny_recipe(tmp_path, **AVERAGING | {"learning_rate": 1.0, "epochs": epochs})
+        schedule = training.ASGDSwitch(1, verbose=1)
+        options = {"optimizer": "asgd", "learning_rate": 1.0, "schedule": schedule}
+        recipe = tiny_recipe(tmp_path, **options, epochs=epochs)
         runs.train(recipe, tmp_path / folder)
         shown = capsys.readouterr().out
         assert ("Epoch 3: ASGDSwitch starts averaging the weights" in shown) == begins
@@ -299,7 +297,7 @@ def test_jax_alone(tmp_path):
     source = """
 import pathlib, sys
 from tests.support.small_runs import tiny_recipe
-from trellis_keras import zoo
+from trellis_keras import training, zoo
 from trellis_keras.zoo import run as runs
 folder = pathlib.Path(sys.argv[1])
 runs.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
