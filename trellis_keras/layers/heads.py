@@ -190,6 +190,7 @@ class MixtureOfSoftmaxes(DenseHead):
         latent_k = tanh(h W_k + b_k)                                k = 1..K
         p = sum_k prior_k softmax(latent_k E + b)                   (V,)
 
+    W_prior and W_k start uniform in +-1/sqrt(channels), as in the authors' code.
     Time steps are computed in blocks whose logits, for all experts, take 16 MiB in float32 (at
     least one step). The backward pass recomputes them.
 
@@ -206,7 +207,7 @@ class MixtureOfSoftmaxes(DenseHead):
             tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
         expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
-            `"zeros"`. (W_prior and W start uniform in +-1/sqrt(channels), as in the authors' code.)
+            `"zeros"`.
         seed: Integer seed of the dropout and the default initializers. Defaults to None.
 
     Example:

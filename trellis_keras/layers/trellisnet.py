@@ -278,7 +278,7 @@ class TrellisLayer(StatefulLayer):
     """
 
     removed_options = {"condition_size": None, "fused": True}
-    # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
+    # In float32 on a CPU, for `compile(jit_compile="auto")`.
     prefers_xla = True
 
     def __init__(

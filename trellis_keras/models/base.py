@@ -115,7 +115,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         return super().test_step(*self._with_loss_inputs(*args))
 
     def loss_inputs(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Returns what a call reads in a step of training or evaluation on a batch."""
+        """Returns the inputs of a call from a batch, in training and evaluation."""
         return x
 
     def _with_loss_inputs(self, *args):

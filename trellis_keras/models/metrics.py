@@ -61,7 +61,7 @@ class ExactMean(keras.metrics.Metric):
 
 
 class MeanLoss(ExactMean):
-    """Computes the mean loss of batches, weighted by its number of targets."""
+    """Computes the mean loss of batches, weighted by their numbers of targets."""
 
     default_name = "loss"
 

@@ -494,7 +494,7 @@ def _record(recipe, folder):
         record(folder / ENVIRONMENT, recipe.dtype_policy, epochs_done(folder) + 1)
 
 
-# What is observed and told
+# Callbacks and messages
 
 
 def observers(

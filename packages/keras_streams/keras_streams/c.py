@@ -66,7 +66,11 @@ def write_c(
         path.with_suffix(".bin"),
     )
     is_unproven = find_compiler() is None and quantization is None
-    written = [path, path.with_suffix(".h")] + [test] * is_unproven + [binary] * (weights == "file")
+    written = [path, path.with_suffix(".h")]
+    if is_unproven:
+        written.append(test)
+    if weights == "file":
+        written.append(binary)
     for file in written if path.parent.is_dir() else ():
         check_output(file, overwrite=overwrite)
     if quantization is None or representative_data is None:

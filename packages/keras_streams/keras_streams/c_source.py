@@ -688,12 +688,14 @@ class Printer:
             "INPUTS": str(about.inputs),
             "OUTPUTS": str(self.program.output.size),
             "STATE": str(state_bytes),
-            "POINTER": " and a pointer 8" * self.in_file,
+            "POINTER": " and a pointer 8" if self.in_file else "",
             "BYTES": str(weight_bytes),
             "STACK": str(stack_bytes),
             "NAMES": names,
             "MEMBERS": "\n".join(f"    {member}" for member in members),
-            "WEIGHTS": f" `weights` has the content of {self.prefix}.bin." * self.in_file,
+            "WEIGHTS": (
+                f" `weights` has the content of {self.prefix}.bin." if self.in_file else ""
+            ),
             "RESET": self.reset_signature(),
             "STEP": self.signature(),
             "MORE": self.more_declarations(),
@@ -732,7 +734,7 @@ def table_text(name: str, kind: str, array: np.ndarray) -> str:
 
 
 def plus(pointer: str, offset: Any) -> str:
-    """Returns a pointer to a number after another, as C."""
+    """Returns a pointer plus an offset, as C."""
     return f"{pointer} + {offset}" if offset else pointer
 
 

@@ -342,7 +342,7 @@ class GraphStream(StreamingMixin):
         return active
 
     def _wrapped(self, tick):
-        """Returns a number of steps, or one in the cycle that begins once all signals have."""
+        """Returns a number of steps, which wraps in a cycle once all signals have begun."""
         start, cycle = self.plan.last_offset, self.plan.cycle
         return ops.where(tick < start + cycle, tick, start + ops.mod(tick - start, cycle))
 
@@ -413,8 +413,8 @@ class Plan:
         self.parts: list[Planned] = []
         self.uneven: Call | None = None
         self._options = options
-        # Of tensors: delayed ones, whole windows, slices of the first steps that only become zeros
-        # or ones, and these.
+        # By tensor: its delay, its window, the first steps that it slices to make zeros or ones of
+        # them, and the constants themselves.
         self._delays: dict[tuple[int, int], int] = {}
         self._windows: dict[int, int] = {}
         self._slices: dict[int, tuple[int, int]] = {}
@@ -452,7 +452,7 @@ class Plan:
         self._add(part, call, call.inputs, call.outputs)
 
     def _is_start(self, graph, call):
-        """Notes the zeros or ones with which shifts begin, and returns whether a call makes them.
+        """Returns whether a call makes zeros or ones for the start of a shift, and records them.
 
         They are `zeros_like(x)[:, :n]` or `zeros_like(x[:, :n])`.
         """

@@ -584,7 +584,7 @@ def _windows(o, x, size):
         total = max((-(-n // s) - 1) * s + span - n, 0) if o.padding == "same" else 0
         sides = (span - 1, 0) if o.padding == "causal" else (total // 2, total - total // 2)
         before, after = (
-            [ops.full([*x.shape[:axis], m, *x.shape[axis + 1 :]], fill, x.dtype)] * (m > 0)
+            [ops.full([*x.shape[:axis], m, *x.shape[axis + 1 :]], fill, x.dtype)] if m else []
             for m in sides
         )
         x = ops.concatenate([*before, x, *after], axis) if total or sides[0] else x

@@ -773,7 +773,7 @@ class Recurrent(Ending):
         return ys, [*new, ops.ones_like(is_started)] if given else new
 
     def _step(self, before, x):
-        """Returns the output and the states after a sample, twice, for those before."""
+        """Returns what `ops.scan` carries and what it collects: the output and states of a step."""
         _, *state = before
         # Keras' convolutional cell does not say that it has two states.
         sizes = [-1, -1] if self._layer.state_size == [-1] else self._layer.state_size

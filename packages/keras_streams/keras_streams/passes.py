@@ -316,8 +316,9 @@ def _is_readable(program, op, i, contiguous):
     if op.kind == "product" and contiguous and program.values(cells) is None:
         found = pieces(program, cells if i == 0 else cells[0])
         return len(found) == 1 and found[0].stride == 1 and found[0].buffer.ring is None
-    few = i > 0 and op.kind == "product" or len(pieces(program, cells)) <= _MOST_PIECES
-    return few or is_uniform(program, cells)
+    if i > 0 and op.kind == "product":
+        return True
+    return len(pieces(program, cells)) <= _MOST_PIECES or is_uniform(program, cells)
 
 
 def is_uniform(program: Program, cells: np.ndarray) -> bool:

@@ -191,7 +191,7 @@ def _compare(stream, xs, steps):
 
 
 def _pairs(stream, xs, steps):
-    """Yields the tensors that must be equal, of all parts in order, then of the outputs.
+    """Yields the pairs of tensors that must be equal: those of each part, then the outputs.
 
     Each is a tuple of the error if they differ, the number of the tensor or `None`, the tensor of
     the stream, and that of the model.
@@ -339,7 +339,7 @@ def _each_step_alone(stream, planned, inputs, signals):
             text = f"{part.difference} It raised {type(error).__name__} for a single step."
             raise call.refusal(text) from error
         yield from zip(alone, together, strict=True)
-        # Beside the other steps, a value of the whole batch would be the same as in the sequence.
+        # Also single steps: with all steps as rows, a sum over the batch equals one over time.
         for t in () if call.is_of_keras else range(0, steps, -(-steps // _SINGLE_STEPS)):
             for y, wanted in zip(call([x[:, t : t + 1] for x in xs]), together, strict=True):
                 yield y, wanted[:, t : t + 1]

@@ -125,7 +125,7 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
 
 
 def _repeated_for_each(call, signal):
-    """Returns the part of a value without a time axis that has one, at each step."""
+    """Returns the part that gives a value without a time axis at each step."""
 
     def function(x):
         (y,) = call.of_model([x[:, 0]])
@@ -822,7 +822,7 @@ def _slice(call, signal):
 
 
 def _last_steps(call, signal, axis, count):
-    """Returns the last steps, a running value, which has them on an axis, or `None` for one."""
+    """Returns the part of the last `count` steps, on an axis of the output (`None`: without it)."""
     shape, block = list(call.specs[0].shape[1:]), signal.block  # of which the last sample counts
     if axis is not None:
         shape[axis - 1] = count

@@ -61,7 +61,7 @@ def grouped(
 
 
 def _form(text, names):
-    """Returns what two statements have in common that may stand in one function."""
+    """Returns the form of a statement. Statements of one form may share a function."""
     return tuple(
         (names.get(word, "int "),) if word.isdigit() or word in names else word
         for word in _words(text)

@@ -184,7 +184,7 @@ class Forecaster(SequenceModel):
         return ops.where(is_target, x, ops.clip(x, -LARGEST, LARGEST))
 
     def _last_steps(self, inputs):
-        """Returns what the map reads (batch, window, channels), with zeros before the inputs."""
+        """Returns the inputs of the linear map, (batch, window, channels), padded with zeros."""
         x = fill_missing(self._linear_inputs(inputs))
         before = self._no_steps(ops.shape(x)[0])
         return ops.concatenate([before, x], axis=1)[:, -self.linear_window :]

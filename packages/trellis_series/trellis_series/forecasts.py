@@ -209,7 +209,7 @@ class Forecasts:
         return self._frame(models, times, self._ahead(X_df, times), levels, naive)
 
     def _started(self, series, model):
-        """Returns the model in the state after a series, fitted if there is none."""
+        """Returns the model at the end of a series. A series without a model gets its own."""
         if model is None:
             fitting = self._fitting(series)
             return fitting.combine(fitting.losses())._replace(last=series.times[-1])

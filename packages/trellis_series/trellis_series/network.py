@@ -44,7 +44,7 @@ def forecast(
 def add(
     fittings: Sequence[Fitting], models: Sequence[Ensemble], kind: Any, seed: int
 ) -> tuple[Forecaster | None, Sequence[Ensemble]]:
-    """Returns a network and the models with it, if it makes the forecasts better.
+    """Returns a network and the models that use it, or `None` if it does not help.
 
     `fittings` and `models` are those of each series; `kind` is the argument of `Forecasts`.
     """
@@ -171,7 +171,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def weigh(network: Forecaster, fittings: Sequence[Fitting]) -> tuple[float, float]:
-    """Returns how much of a network to use, and by which share the error then falls.
+    """Returns the weight of a network, and the share by which it lowers the error.
 
     The first is a multiple of 1/4, and 0 unless the error at origins after the network's data
     falls by more than one standard error.

@@ -28,12 +28,12 @@ class Columns:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The names of the first three, as arguments."""
+        """The names of the columns of series, times and values, as arguments of utilsforecast."""
         return {"id_col": self.id, "time_col": self.time, "target_col": self.target}
 
     @property
     def covariates(self) -> tuple[str, ...]:
-        """Those known in the future, and those known up to the present."""
+        """All covariates, those known in the future first."""
         return (*self.future, *self.past, *self.static)
 
 

@@ -246,7 +246,7 @@ def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, 
     projected = u.T @ (targets - center)
 
     def left_out(penalty):
-        """Returns what is left of each row's targets after a fit on the others."""
+        """Returns the leave-one-out residuals of the targets."""
         kept = s**2 / (s**2 + penalty)
         leverage = 1 / len(x) + u**2 @ kept
         return (targets - center - u @ (kept[:, None] * projected)) / (1 - leverage)[:, None]

@@ -48,7 +48,7 @@ def save(
     network: Any = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a folder: all of it, or none. `about` is what else there is to know, as JSON.
+    """Writes a folder atomically. `about` are the JSON values that belong to the models.
 
     Raises:
         ValueError: As `check_folder`, or if names of series are neither strings nor numbers.
@@ -131,8 +131,23 @@ def _example(filters, kernels):
     bank = Filters(transform, 0, smoothing.Bank(*[vector] * 5))
     filtered = smoothing.FilterState(vector, vector, matrix, vector, vector, vector)
     state = State(vector, vector, (filtered,) * filters, matrix, matrix)
-    return Ensemble(  # its fields in order
-        *(0, 0, 0, 0.0, 0.0, transform, (bank,) * filters, ridge.Lags(0, 0), (matrix,) * kernels),
-        *(vector, vector, matrix, matrix, vector, 0.0, 0.0, state),
+    return Ensemble(
+        horizon=0,
+        season=0,
+        naive_season=0,
+        scale=0.0,
+        low=0.0,
+        transform=transform,
+        filters=(bank,) * filters,
+        lags=ridge.Lags(0, 0),
+        kernels=(matrix,) * kernels,
+        slopes=vector,
+        weights=vector,
+        errors=matrix,
+        naive_errors=matrix,
+        origin_local=vector,
+        independent=0.0,
+        naive_change=0.0,
+        state=state,
         last=0,
     )

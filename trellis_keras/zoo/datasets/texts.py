@@ -294,7 +294,7 @@ def _read_texts(source, data_dir):
 
 
 def _encode_files(name, paths, texts, unit, unknown=None):
-    """Returns the vocabulary of the first of three files, and their ids, of published sizes."""
+    """Returns the vocabulary of the training file and the ids of all three, of known sizes."""
     *sizes, vocabulary_size = SIZES[name]
     vocabulary = _make_vocabulary(paths[0], texts[0], unit, unknown)
     check_count(paths[0], f"distinct {unit}s", vocabulary_size, len(vocabulary))
