@@ -190,9 +190,9 @@ class LRU(StatefulLayer):
         variant, convention, cells_per_node, use_gate_bias: See `LRUCell`.
         return_sequences, return_state, go_backwards, stateful: As in `keras.layers.RNN`, but all
             steps are returned by default.
-        kernel_initializer, recurrent_initializer, bias_initializer, kernel_regularizer,
-            recurrent_regularizer, bias_regularizer, dropout, recurrent_dropout, seed: Of the cells,
-            see `LRUCell`. The kernel and bias initializers also apply to the projection.
+        kernel_initializer, bias_initializer: See `LRUCell`. They also apply to the projection.
+        recurrent_initializer, recurrent_regularizer, recurrent_dropout: See `LRUCell`.
+        kernel_regularizer, bias_regularizer, dropout, seed: See `LRUCell`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
