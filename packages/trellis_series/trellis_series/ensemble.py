@@ -71,7 +71,7 @@ class Ensemble(NamedTuple):
         season, naive_season: Those that the experts, and the naive forecast, read.
         low: Float, the least forecast: 0 for series without negative values.
         transform: What the ridge regressions read, and of which errors and bands are.
-        lags: What else the ridge regressions read.
+        lags: Integer, the number of last values that they read.
         kernels: Their weights, arrays (features, horizon).
         slopes: Array (covariates,), what covariates known in the future add.
         weights: Array (experts,).
@@ -92,7 +92,7 @@ class Ensemble(NamedTuple):
     low: float
     transform: Transform
     filters: tuple[Filters, ...]
-    lags: ridge.Lags
+    lags: int
     kernels: tuple[np.ndarray, ...]
     slopes: np.ndarray
     weights: Any
@@ -126,7 +126,7 @@ class Ensemble(NamedTuple):
     def length(self) -> int:
         """The number of last values that a state holds."""
         seasons = [self.season + 1, self.naive_season, *(each.season for each in self.filters)]
-        return max(self.reach, self.lags.length, *seasons)
+        return max(self.reach, self.lags, *seasons)
 
     def observe(
         self, state: State, y: Any, future: Any = None, past: Any = None, xp: Any = np
@@ -163,14 +163,13 @@ class Ensemble(NamedTuple):
             transform.invert(smoothing.forecast(bank, old, self.horizon, xp), xp)
             for (transform, _, bank), old in zip(self.filters, state.filters, strict=True)
         ]
-        z = self.transform.apply(state.values[..., -self.lags.length :], xp)
+        z = self.transform.apply(state.values[..., -self.lags :], xp)
         if len(self.slopes):
-            z = z - state.future[-self.lags.length :] @ self.slopes
-        x = z - xp.mean(z[..., -self.season :], axis=-1, keepdims=True)
+            z = z - state.future[-self.lags :] @ self.slopes
+        x = ridge.centered(z, self.season, xp)
+        base = seasons.naive(z, self.season, self.horizon, xp)
         if state.past is not None:
             x = np.concatenate([x, changes_of(state.past[-1 - self.season :], self.season)[-1]])
-        steps = self.lags.length - self.season + np.arange(self.horizon) % self.season
-        base = xp.take(z, steps, axis=-1)
         if len(self.slopes):
             base = base + ahead @ self.slopes
         for kernel in self.kernels:
@@ -182,8 +181,7 @@ class Ensemble(NamedTuple):
 
     def naive(self, state: State) -> np.ndarray:
         """Returns the seasonal naive forecast (horizon,) after a state."""
-        at = np.array([len(state.values)])
-        return seasons.naive(state.values, self.naive_season, self.horizon, at)[0]
+        return seasons.naive(state.values, self.naive_season, self.horizon)
 
     def band(self, levels: Sequence[float], naive: bool = False) -> bands.Band:
         """Returns the band of the forecast or of the naive one.

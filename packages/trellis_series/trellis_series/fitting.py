@@ -5,6 +5,7 @@ regressions and the width of the band come from those errors.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Fitting:
         self.naive_season = seasons.naive_season(y, candidates, horizon)
         self._smooth()
         self._prepare_ridge(candidates)
-        self.moments: ridge.Moments | None = self._moments()
+        self.moments: np.ndarray | None = self._moments()
         self.add_ridge("ridge", self.moments)
 
     def _choose_origins(self):
@@ -119,16 +120,16 @@ class Fitting:
     def _miss(self, forecasts):
         """Returns the mean absolute error (...) of forecasts (..., origins, horizon)."""
         known = ~np.isnan(self.actual)
-        errors = np.where(known, np.abs(forecasts[..., :-1, :] - self.actual), 0.0)
-        return errors.sum(axis=(-2, -1)) / max(known.sum(), 1)
+        errors = np.abs(forecasts[..., :-1, :] - self.actual)[..., known]
+        return errors.sum(axis=-1) / max(known.sum(), 1)
 
     def _prepare_ridge(self, candidates):
         n, m = len(self.y), self.season
         least = {s: (4 if s == self.naive_season else 8) * s for s in candidates}
         longest = max((s for s in candidates if n >= least[s]), default=m)
         wide = longest + m if longest > m else max(2 * m, self.horizon, 8)
-        self.lags = ridge.Lags(m, max(min(wide, n // 4), m))
-        self.group = self.lags, len(self.bounds)
+        self.lags = max(min(wide, n // 4), m)
+        self.group = m, self.lags, len(self.bounds)
         self.z = self.transform.apply(self.y)
         self.extra = changes_of(self.past, m)
         self.slopes = [self._slope(bound) for bound in self.bounds]
@@ -141,16 +142,16 @@ class Fitting:
         return np.linalg.solve(x.T @ x + _SLOPE_PENALTY * np.eye(x.shape[1]), x.T @ dz)
 
     def _moments(self):
-        sums = (self.known, self.extra, self.lags, self.horizon)
+        options = (self.known, self.extra, self.season, self.lags, self.horizon)
         if not self.future.shape[1]:
-            return ridge.moments(self.z, *sums, self.bounds)
+            return ridge.moments(self.z, *options, self.bounds)
         folds = [
-            ridge.moments(self.z - self.future @ slope, *sums, self.bounds[i : i + 1])
+            ridge.moments(self.z - self.future @ slope, *options, self.bounds[i : i + 1])
             for i, slope in enumerate(self.slopes)
         ]
-        return ridge.Moments(*map(np.concatenate, zip(*folds, strict=True)))
+        return np.concatenate(folds)
 
-    def add_ridge(self, name: str, sums: ridge.Moments) -> None:
+    def add_ridge(self, name: str, sums: np.ndarray) -> None:
         """Adds a ridge regression, with the penalty that forecast best, to the experts.
 
         Each fold of origins is forecast by the sums before it.
@@ -158,11 +159,13 @@ class Fitting:
         out = np.empty((len(ridge.PENALTIES), len(self.origins), self.horizon))
         # The covariates of the steps after the end are added by `Ensemble.outlook`.
         ahead = np.minimum(self.origins[:, None] + np.arange(self.horizon), len(self.y) - 1)
-        for fold, slope, xx, xy in zip(self._folds, self.slopes, *sums, strict=True):
+        for fold, slope, both in zip(self._folds, self.slopes, sums, strict=True):
             at, added = self.origins[fold], self.future @ slope
-            z, kernels = self.z - added, ridge.kernels(xx, xy)
-            base = seasons.naive(z, self.season, self.horizon, at) + added[ahead[fold]]
-            out[:, fold] = base + self.lags.features(z, self.extra, at) @ kernels
+            last = ridge.before(self.z - added, self.lags, at)
+            base = seasons.naive(last, self.season, self.horizon)
+            x = np.hstack([ridge.centered(last, self.season), self.extra[at - 1]])
+            kernels = ridge.kernels(both[:, : -self.horizon], both[:, -self.horizon :])
+            out[:, fold] = base + added[ahead[fold]] + x @ kernels
         out = self.transform.invert(out)
         best = self._miss(out).argmin()
         self.experts[name] = out[best]
@@ -177,17 +180,16 @@ class Fitting:
         errors = simplex(len(self.experts)) @ found - self.actual[known]
         return np.log(np.abs(errors).mean(axis=1) + 1e-9)
 
-    def combine(self, losses: np.ndarray, pooled: np.ndarray | None = None) -> Ensemble:
+    def combine(self, losses: np.ndarray, pooled: Any = 0.0) -> Ensemble:
         """Returns the fitted forecast, from `losses`, and their mean over the panel, if any."""
-        evidence = losses * self.independent
-        if pooled is not None:
-            evidence = evidence + pooled * _POOLED
+        evidence = losses * self.independent + pooled * _POOLED
         weights = np.exp(_SHARPNESS * (evidence.min() - evidence))
         weights = weights / weights.sum() @ simplex(len(self.experts))
         self.combined = np.tensordot(weights, np.array(list(self.experts.values())), 1)
         self.combined = np.maximum(self.combined, self.low)
         past = self.origins[:-1]
-        naive = seasons.naive(self.y, self.naive_season, self.horizon, past)
+        last = ridge.before(self.y, self.naive_season, past)
+        naive = seasons.naive(last, self.naive_season, self.horizon)
         actual, *forecasts = map(self.transform.apply, (self.actual, self.combined[:-1], naive))
         changes = self.z[self.naive_season :] - self.z[: -self.naive_season]
         self.local = bands.changes(self.z, self.known, self.season, self.horizon)

@@ -31,6 +31,11 @@ class Forecasts:
     and for long or many series, or with covariates, a network. The experts forecast from past
     origins; their errors there determine their weights and the width of the bands.
 
+    Tables are long data frames, a row for each series and time, in any order; without the column of
+    series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
+    a table of one series. Missing rows are added, and a warning says how many; missing values are
+    NaN. Methods raise `ValueError` for other tables.
+
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to 24.
         freq: String, the frequency of the times in pandas' notation, or an integer for times that
@@ -53,9 +58,6 @@ class Forecasts:
         net: The network that `fit` or `cross_validation` used last, or `None`.
         is_better: Boolean, whether the forecasts were better than the seasonal naive one when the
             command tried both; `None` if it did not.
-
-    Raises:
-        ValueError: If arguments are out of range.
 
     Example:
 
@@ -111,17 +113,7 @@ class Forecasts:
     # Fitting
 
     def fit(self, df: Any) -> "Forecasts":
-        """Fits the forecasts to a table.
-
-        Args:
-            df: Long data frame, a row for each series and time, in any order; without the column
-                of series there is one. A `DatetimeIndex` stands for the column of times, and a
-                `pandas.Series` for a table of one series. Missing rows are added, and a warning
-                says how many; missing values are NaN.
-
-        Raises:
-            ValueError: If the table is not as described.
-        """
+        """Fits the forecasts to a table."""
         frame = to_frame(df, self.columns)
         panel, self.fitted_freq, self.encoding = read_panel(frame, self.columns, self.freq)
         self.models = self._fit(panel)
@@ -131,12 +123,13 @@ class Forecasts:
         """Returns a dict from the name of each series to its `Ensemble`."""
         self._candidates = self.candidate_seasons(panel, self.fitted_freq)
         fittings: list[Fitting] = []
-        shared: dict[Any, Any] = {}
+        shared: dict[Any, list] = {}
         for series in tqdm(panel, delay=10, disable=None):
             fitting = self._fitting(series)
-            sums, fitting.moments = fitting.moments, None  # megabytes
-            count, others = shared.get(fitting.group, (0, None))
-            shared[fitting.group] = count + 1, others.plus(sums) if count else sums
+            group = shared.setdefault(fitting.group, [0, 0.0])
+            group[0] += 1
+            group[1] = group[1] + fitting.moments
+            fitting.moments = None  # megabytes
             fittings.append(fitting)
         for fitting in fittings:
             count, sums = shared[fitting.group]
@@ -144,13 +137,12 @@ class Forecasts:
                 fitting.add_ridge("ridge of all", sums)
         losses = [fitting.losses() for fitting in fittings]
         kinds = [tuple(fitting.experts) for fitting in fittings]
-        pooled = {}
-        for kind in set(kinds):
-            same = [loss for loss, other in zip(losses, kinds, strict=True) if other == kind]
-            if len(same) > 1:
-                pooled[kind] = np.mean(same, axis=0)
+        groups: dict[tuple, list] = {kind: [] for kind in kinds}
+        for kind, loss in zip(kinds, losses, strict=True):
+            groups[kind].append(loss)
+        pooled = {kind: np.mean(each, axis=0) * (len(each) > 1) for kind, each in groups.items()}
         models = [
-            fitting.combine(loss, pooled.get(kind))
+            fitting.combine(loss, pooled[kind])
             for fitting, loss, kind in zip(fittings, losses, kinds, strict=True)
         ]
         self.net, models = networks.add(fittings, models, self.network, self.seed)
@@ -181,9 +173,9 @@ class Forecasts:
         """Returns the forecasts of the steps after the last value of each series.
 
         Args:
-            df: Table of other values, as in `fit`, which the forecasts follow: of the same series,
-                without fitting them again, or of others, which are fitted. Defaults to `None`, what
-                was fitted or passed to `update`.
+            df: Table of other values which the forecasts follow: of the same series, without
+                fitting them again, or of others, which are fitted. Defaults to `None`, what was
+                fitted or passed to `update`.
             X_df: Data frame of the steps to forecast, with the columns of series, times and
                 covariates known in the future. Required with `future`.
             levels: Percentages of the bands. Defaults to `None`, those of the constructor.
@@ -193,9 +185,6 @@ class Forecasts:
         Returns:
             A data frame with the columns of series and times, `ours`, and `ours-lo-80` and
             `ours-hi-80` for each level.
-
-        Raises:
-            ValueError: If covariates are missing.
         """
         levels = self.levels if levels is None else _levels(levels)
         models = dict(self._fitted())
@@ -275,9 +264,7 @@ class Forecasts:
     def update(self, df: Any) -> "Forecasts":
         """Reads the rows that follow, without fitting again. The work is constant for each row.
 
-        Args:
-            df: Table of rows, as in `fit`. Those that were read before are ignored. A series that
-                was not fitted is fitted.
+        Rows that were read before are ignored. A series that was not fitted is fitted.
         """
         for series in self._read(df):
             model = self.models.get(series.name)
@@ -311,21 +298,17 @@ class Forecasts:
         """Forecasts the last windows of a table, each from the rows before it.
 
         Args:
-            df: Table, as in `fit`.
+            df: Table.
             n_windows: Positive integer, number of windows. Defaults to 1.
             step_size: Positive integer, steps from one window to the next. Defaults to `None`, the
                 horizon.
             refit: Boolean, whether to fit again before each window. Otherwise the forecasts are
                 fitted before the first window and updated. Defaults to `False`.
-            naive: Boolean, whether to add the seasonal naive forecast and its band. Defaults to
-                `False`.
+            naive: As in `predict`.
 
         Returns:
             A data frame as from `predict`, with the columns `cutoff`, the last time before a
             window, and the target.
-
-        Raises:
-            ValueError: If no series is long enough.
         """
         step = self.horizon if step_size is None else step_size
         n_windows, step = check_positive(n_windows=n_windows, step_size=step)
@@ -368,7 +351,7 @@ class Forecasts:
         """Draws series with forecasts and bands, by `utilsforecast.plotting.plot_series`.
 
         Args:
-            df: Table, as in `fit`. Defaults to `None`, the last values that the forecasts read.
+            df: Table. Defaults to `None`, the last values that the forecasts read.
             forecasts: Data frame from `predict` or `cross_validation`, or several concatenated.
                 Defaults to `None`, the result of `predict()`.
             options: Other arguments of `plot_series`, such as `ids` and `max_insample_length`.
@@ -406,14 +389,11 @@ class Forecasts:
         return pd.concat(parts, ignore_index=True)
 
     def stream(self, unique_id: Any = None, dtype: str = "float64") -> ForecastStream:
-        """Returns the forecast of a series as a stream, which reads one value at a time.
+        """Returns the forecast of a series, without covariates, as a stream.
 
         Args:
             unique_id: The name of the series. Defaults to `None`, the only one.
             dtype: String, the dtype of the computation. Defaults to `"float64"`.
-
-        Raises:
-            ValueError: If the forecasts have covariates.
         """
         if self.columns.covariates:
             raise ValueError(
@@ -447,8 +427,7 @@ class Forecasts:
 
         Args:
             path: The C file, or the folder of the SavedModel.
-            unique_id: The name of the series. Defaults to `None`, the only one.
-            dtype: String, `"float32"` or `"float64"`. Defaults to `"float32"`.
+            unique_id, dtype: As in `stream`. `dtype` defaults to `"float32"`.
             overwrite: Boolean, whether to replace an earlier export. Defaults to `False`.
         """
         export(self.stream(unique_id, dtype), path, overwrite)
@@ -462,12 +441,10 @@ class Forecasts:
                 is never replaced. Defaults to `False`.
         """
         arguments = {name: getattr(self.columns, name) for name in ("past", "future", "static")}
-        for name in ("horizon", "freq", "levels", "season", "seed"):
-            arguments[name] = getattr(self, name)
         arguments |= self.columns.roles
-        about = {name: getattr(self, name) for name in _FITTED}
-        models = self._fitted()
-        saving.save(path, {"arguments": arguments, **about}, models, self.net, overwrite)
+        arguments |= {name: getattr(self, name) for name in _ARGUMENTS}
+        about = {"arguments": arguments, **{name: getattr(self, name) for name in _FITTED}}
+        saving.save(path, about, self._fitted(), self.net, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Forecasts":
@@ -490,6 +467,7 @@ class Forecasts:
         return forecasts
 
 
+_ARGUMENTS = ("horizon", "freq", "levels", "season", "seed")
 _FITTED = ("fitted_freq", "encoding", "_candidates", "is_better")  # besides the models
 
 

@@ -53,29 +53,22 @@ def add(
     network = kind if isinstance(kind, Forecaster) else train(fittings, kind, seed)
     if network is None:
         return None, models
-    if network.scale != "window" or not network.built:
+    first = fittings[0]
+    needed = "window", first.horizon, 1 + first.past.shape[1] + first.future.shape[1]
+    channels = network.input_spec.axes[-1] if network.built else None
+    if (network.scale, network.horizon, channels) != needed:
         raise ValueError(
-            "`network` must be a built Forecaster with a `linear_window` and scale='window'. "
-            f"Received: linear_window={network.linear_window}, scale={network.scale!r}, "
-            f"built={network.built}"
-        )
-    needed = fittings[0].horizon, 1 + fittings[0].past.shape[1] + fittings[0].future.shape[1]
-    found = network.horizon, network.linear_kernel.shape[1]
-    if needed != found:
-        raise ValueError(
-            "The network must forecast {} steps from {} channels. Received: a network for {} "
-            "steps from {} channels".format(*needed, *found)
+            "`network` must be a built Forecaster with (scale, horizon, channels) = "
+            f"{needed}. Received: {(network.scale, network.horizon, channels)}"
         )
     share, gain = weigh(network, fittings)
     if not share:
         return None, models
-    window = network.linear_kernel.shape[0]
-    models = [
-        model._replace(net_share=share, reach=window, errors=model.errors * (1 - gain))
-        for model in models
-    ]
-    pairs = zip(fittings, models, strict=True)
-    return network, [model._replace(state=each.state(model.length)) for each, model in pairs]
+    found, reach = [], network.linear_kernel.shape[0]
+    for fitting, model in zip(fittings, models, strict=True):
+        model = model._replace(net_share=share, reach=reach, errors=model.errors * (1 - gain))
+        found.append(model._replace(state=fitting.state(model.length)))
+    return network, found
 
 
 def _is_worth_trying(fittings):
@@ -97,8 +90,8 @@ def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Forecaster |
         The network, or `None` if all series are too short.
     """
     horizon = fittings[0].horizon
-    lags = [fitting.lags.length for fitting in fittings]
-    window = int(min(max(np.median(lags), 2 * horizon), _LONGEST))
+    lags = np.median([fitting.lags for fitting in fittings])
+    window = int(min(max(lags, 2 * horizon), _LONGEST))
     if backbone == "auto":
         backbone = TCN(32, 3, dilations=_dilations(window), return_sequences=False, seed=seed)
     else:

@@ -8,7 +8,7 @@ forecast. Sums of squares and products are all that a fit needs, so series of a 
 adding theirs.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,64 +18,48 @@ PENALTIES = np.logspace(-1, 5, 7)
 _ROWS = 10_000  # most windows between one refit and the next
 
 
-class Moments(NamedTuple):
-    """Sums X'X and X'Y over windows, (folds, features, features) and (folds, features, horizon)."""
-
-    xx: np.ndarray
-    xy: np.ndarray
-
-    def plus(self, other: "Moments") -> "Moments":
-        """Returns the sums over the windows of both."""
-        return Moments(self.xx + other.xx, self.xy + other.xy)
+def centered(last: Any, season: int, xp: Any = np) -> Any:
+    """Returns last values (..., lags), less the mean of a season."""
+    return last - xp.mean(last[..., -season:], axis=-1, keepdims=True)
 
 
-class Lags(NamedTuple):
-    """What a ridge regression reads: the number of steps of a season, and of last values."""
-
-    season: int
-    length: int
-
-    def features(self, z: np.ndarray, extra: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Returns the inputs (origins, features) at origins, numbers of known values.
-
-        Args:
-            z: Array (time,), the series.
-            extra: Array (time, covariates), those known at each step.
-            at: Integer array (origins,), each at least `length`.
-        """
-        x = np.lib.stride_tricks.sliding_window_view(z, self.length)[at - self.length]
-        x = x - x[:, -self.season :].mean(axis=1, keepdims=True)
-        return np.concatenate([x, extra[at - 1]], axis=1)
+def before(z: np.ndarray, lags: int, at: np.ndarray) -> np.ndarray:
+    """Returns the last values (origins, lags) of a series (time,) at origins, numbers of values."""
+    return np.lib.stride_tricks.sliding_window_view(z, lags)[at - lags]
 
 
 def moments(
     z: np.ndarray,
     known: np.ndarray,
     extra: np.ndarray,
-    lags: Lags,
+    season: int,
+    lags: int,
     horizon: int,
     bounds: np.ndarray,
-) -> Moments:
-    """Returns the sums over the windows whose targets end before each bound.
+) -> np.ndarray:
+    """Returns the sums X'X and X'Y over the windows whose targets end before each bound.
 
     Args:
         z: Array (time,), a series without missing values.
         known: Boolean array (time,), whether a value was measured. Others are no targets.
-        extra: Array (time, covariates).
-        lags, horizon: As in the equation.
+        extra: Array (time, covariates), those known at each step.
+        season, lags, horizon: As in the equation.
         bounds: Increasing integers (folds,), numbers of values.
+
+    Returns:
+        Array (folds, features, features + horizon).
     """
-    size = lags.length + extra.shape[1]
-    xx, xy = np.zeros((len(bounds), size, size)), np.zeros((len(bounds), size, horizon))
-    done = lags.length
+    size, done = lags + extra.shape[1], lags
+    sums = np.zeros((len(bounds), size, size + horizon))
     for fold, bound in enumerate(bounds):
         at = np.arange(max(done, bound - horizon + 1 - _ROWS), bound - horizon + 1)
         if len(at):
-            x, ahead = lags.features(z, extra, at), at[:, None] + np.arange(horizon)
-            targets = np.where(known[ahead], z[ahead] - naive(z, lags.season, horizon, at), 0.0)
-            xx[fold], xy[fold] = x.T @ x, x.T @ targets
+            last, ahead = before(z, lags, at), at[:, None] + np.arange(horizon)
+            x = np.hstack([centered(last, season), extra[at - 1]])
+            targets = np.where(known[ahead], z[ahead] - naive(last, season, horizon), 0.0)
+            sums[fold] = np.hstack([x.T @ x, x.T @ targets])
         done = max(done, bound - horizon + 1)
-    return Moments(xx.cumsum(axis=0), xy.cumsum(axis=0))
+    return sums.cumsum(axis=0)
 
 
 def kernels(xx: np.ndarray, xy: np.ndarray) -> np.ndarray:

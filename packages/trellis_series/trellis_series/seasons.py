@@ -1,6 +1,7 @@
 """Seasons: those of the calendar, the one that a series shows, and its naive forecast."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,12 +37,12 @@ def correlated_season(y: np.ndarray) -> list[int]:
     return [k for k in peaks if r[k] > 0.9 * max(r[peaks])][:1]
 
 
-def naive(y: np.ndarray, season: int, horizon: int, at: np.ndarray) -> np.ndarray:
-    """Returns the seasonal naive forecasts (origins, horizon): the values of the last season.
+def naive(last: Any, season: int, horizon: int, xp: Any = np) -> Any:
+    """Returns the seasonal naive forecasts (..., horizon): the values of the last season.
 
-    `y` is (time,), and `at` (origins,) are numbers of known values, each at least `season`.
+    `last` (..., values), at least a season, is an array, or a tensor with `keras.ops` as `xp`.
     """
-    return y[at[:, None] - season + np.arange(horizon) % season]
+    return xp.take(last, last.shape[-1] - season + np.arange(horizon) % season, axis=-1)
 
 
 def naive_scale(y: np.ndarray, season: int) -> float:
