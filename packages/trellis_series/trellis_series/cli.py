@@ -1,6 +1,7 @@
 """The command `trellis-series`."""
 
 import importlib.util
+import itertools
 import pathlib
 import sys
 import warnings
@@ -97,10 +98,9 @@ def forecast(
     overwrite: Annotated[bool, typer.Option(help="Replace files that exist.")] = False,
 ) -> None:
     """Forecasts a table, after a backtest on its last windows."""
-    options = {"sep": sep, "decimal": decimal, "encoding": encoding}
     output = check_output(output, [file], overwrite)
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
-    frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
+    frame = read_csv(file, sep=sep, decimal=decimal, encoding=encoding)
     backtest = None
     if model is not None:
         forecasts = Forecasts.load(model)
@@ -195,23 +195,16 @@ def _backtest(forecasts, frame, windows, rivals):
     known = found.dropna(subset=[columns.target, *kinds])
     errors = evaluate(known, [mae], models=kinds, **columns.roles)
     errors = errors.groupby(columns.id, sort=False)[kinds].mean()
-    covered = {
-        kind: [
-            known[columns.target].between(known[f"{kind}-lo-{p}"], known[f"{kind}-hi-{p}"]).mean()
-            for p in forecasts.levels
-        ]
-        for kind in _KINDS
-    }
     # A series counts by the larger of the two errors that are compared.
     ratios = errors.div(errors[list(_KINDS)].max(axis=1).replace(0.0, 1.0), axis=0)
     of_naive = ratios.mean() / (ratios["naive"].mean() or 1.0)
+    table = pd.DataFrame({"mean error": errors.mean().map("{:.5g}".format), "of naive": of_naive})
+    for kind, p in itertools.product(_KINDS, forecasts.levels):
+        low, high = (known[f"{kind}-{end}-{p}"] for end in ("lo", "hi"))
+        table.loc[kind, f"in {p} % band"] = known[columns.target].between(low, high).mean()
+    table = table.rename(index={"naive": "seasonal naive"})
     typer.echo(f"Backtest of the last {count} windows of {horizon} steps, {len(errors):,} series\n")
-    heads = "".join(f"{f'in {p} % band':>15}" for p in forecasts.levels)
-    typer.echo(f"{'':15}{'mean error':>12}{'of naive':>10}{heads}")
-    for kind in kinds:
-        figures = f"{errors[kind].mean():>12.5g}{of_naive[kind]:>10.2f}"
-        shares = "".join(f"{share:>15.2f}" for share in covered.get(kind, []))
-        typer.echo(f"{'seasonal naive' if kind == 'naive' else kind:15}{figures}{shares}")
+    typer.echo(table.to_string(float_format="{:.2f}".format, na_rep="", col_space=10))
     if len(errors) > 1:
         worst = (errors["ours"] / errors["naive"]).nlargest(_WORST)
         named = ", ".join(

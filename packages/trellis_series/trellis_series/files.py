@@ -35,6 +35,7 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path).expanduser()
+    options = {name: value for name, value in options.items() if value is not None}
     size = path.stat().st_size
     if size > _MOST_BYTES:
         raise ValueError(f"{path} has {size:,} bytes, more than {_MOST_BYTES:,}.")
@@ -48,8 +49,8 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
     sample = [line for line in lines[:_SAMPLE] if line.strip()]
     if not sample:
         raise ValueError(f"{path} is empty.")
-    options.setdefault("sep", _separator(sample))
-    options.setdefault("decimal", _decimal(sample, options["sep"]))
+    sep = options.setdefault("sep", _separator(sample))
+    decimal = options.setdefault("decimal", _decimal(sample, sep))
     with warnings.catch_warnings():
         # Without this, pandas drops what is beyond the columns of the first line.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -60,9 +61,7 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise ValueError(f"{path} is not a table: {error}") from error
     # pandas would also take the dots of dates for groups.
-    if "thousands" in options:
-        return table
-    return pd.DataFrame({name: _ungroup(table[name], options["decimal"]) for name in table})
+    return table if "thousands" in options else table.apply(_ungroup, decimal=decimal)
 
 
 def _ungroup(column, decimal):

@@ -93,10 +93,6 @@ def read_panel(
             Periods have their own.
         encoding: Encoding of the covariates. Defaults to `None`, see `find_encoding`.
         kind: The dtype that times must have. Defaults to `None`, any.
-
-    Raises:
-        ValueError: If columns are missing or not as described, times are repeated or do not rise by
-            one step, or a series has no values.
     """
     check_columns([columns.id, columns.time, columns.target, *columns.covariates], frame.columns)
     if frame.empty:
@@ -125,7 +121,7 @@ def read_panel(
         name, time = values.index[repeated][0]
         raise ValueError(
             f"The series {name!r} has two rows of {time}. Name the column of series if the table "
-            "has several."
+            "has several, and write times with their offset from UTC if clocks change."
         )
     if freq is None or isinstance(times.dtype, pd.PeriodDtype):
         longest = times[(names == names.value_counts().index[0]).to_numpy()]
@@ -136,7 +132,7 @@ def read_panel(
         part = part.droplevel("series").sort_index()
         known = part.index[part[0].notna()]
         if not len(known):
-            raise ValueError(f"The series {name!r} has no values.")
+            raise ValueError(f"The series {name!r} has no values. Leave it out.")
         steps = grid[grid.get_loc(known[0]) : grid.get_loc(known[-1]) + 1]
         missing += len(steps) - len(part.loc[known[0] : known[-1]])
         check_steps(missing, len(frame), f"{missing:,} rows are missing at {freq!r}")
@@ -156,11 +152,7 @@ def read_future(
     encoding: dict[str, list],
     needed: dict[Any, pd.Index],
 ) -> dict[Any, np.ndarray]:
-    """Returns the covariates (steps, channels) by series, at the times that each needs.
-
-    Raises:
-        ValueError: If a value is missing.
-    """
+    """Returns the covariates (steps, channels) by series, at the times that each needs."""
     check_columns([columns.id, columns.time, *columns.future], frame.columns, "`X_df`")
     rows = encode(frame, columns.future, encoding)
     values = pd.DataFrame(rows, [frame[columns.id], parse_times(frame[columns.time])])
@@ -214,11 +206,7 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
 
 
 def numbers(values: pd.Series) -> np.ndarray:
-    """Returns a column as float64, with NaN where a value is missing.
-
-    Raises:
-        ValueError: If a value is not a finite number.
-    """
+    """Returns a column as float64, with NaN where a value is missing."""
     found = pd.to_numeric(values, errors="coerce").astype("float64")
     wrong = values[(found.isna() & values.notna()) | np.isinf(found)]
     if len(wrong):

@@ -26,9 +26,6 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
         values: The column of a table.
         dayfirst: Boolean, whether `01/02/2024` is the first of February. Defaults to `None`: the
             order in which the times are more evenly spaced.
-
-    Raises:
-        ValueError: If a value is not a time.
     """
     if values.isna().any():
         row = int(np.flatnonzero(values.isna())[0]) + 1
@@ -52,14 +49,13 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
     if _OFFSET.search(first):
         return _dates(values, utc=True)
     match = _AMBIGUOUS.match(first)
-    if not match:
-        return _dates(values)
-    if dayfirst is not None:
-        return _dates(values, dayfirst=dayfirst)
+    orders = [False] if dayfirst is None else [dayfirst]
+    if match and dayfirst is None:
+        orders = [True, False] if match[1] == "." else [False, True]
     found = []
-    for order in (True, False) if match[1] == "." else (False, True):
+    for order in orders:
         try:
-            found.append(_dates(values, dayfirst=order))
+            found.append(_dates(values, dayfirst=bool(match) and order))
         except ValueError as error:
             failed = error
     if not found:
@@ -125,11 +121,7 @@ def time_range(
 
 
 def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
-    """Returns all times from the first to the last of a table's sorted times.
-
-    Raises:
-        ValueError: If they are many more than its rows, or times are between two of them.
-    """
+    """Returns all times from the first to the last of a table's sorted times."""
     first, last = times[0], times[-1]
     if isinstance(first, pd.Period):
         size = last.ordinal - first.ordinal
@@ -154,11 +146,7 @@ def check_steps(count: int, rows: int, what: str) -> None:
 
 
 def infer_freq(times: pd.Index) -> str | int:
-    """Returns the frequency of sorted times, some of which may be missing.
-
-    Raises:
-        ValueError: If they have none.
-    """
+    """Returns the frequency of sorted times, some of which may be missing."""
     if isinstance(times, pd.PeriodIndex):
         return times.freq.freqstr
     if not isinstance(times, pd.DatetimeIndex):
