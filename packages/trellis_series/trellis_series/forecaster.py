@@ -83,7 +83,6 @@ class Forecaster(SequenceModel):
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
-        training: Whether dropout is active.
         mask: Boolean (batch, time), see `models.SequenceClassifier`.
 
     Returns:
@@ -244,18 +243,13 @@ class Forecaster(SequenceModel):
     ) -> None:
         """Computes the statistics of the training data, and fits the linear map, if any.
 
-        Call it before `fit`. It requires `normalize=True`, with which the model clips the inputs of
-        its backbone to 10 standard deviations from the mean (with `scale="window"`, targets to 10
-        standard deviations of the window from its last value). Missing values (NaN) are ignored,
-        and constant channels are only centered.
+        See `SequenceModel.adapt`. With `scale="window"` the model clips targets to 10 standard
+        deviations of the window from its last value.
 
         Args:
             train: Rows of the training part: an array (time, channels), or a sequence of such
                 arrays, one for each series. The future channels are at their own time.
             valid: The validation part, used to choose the map's penalty. Defaults to none.
-
-        Raises:
-            ValueError: If a channel has no values, or there is no window for the linear map.
         """
         rows = arrays_of(train)
         super().adapt(rows)
@@ -418,9 +412,6 @@ class Forecaster(SequenceModel):
 
         Returns:
             Array (horizon, targets) or (batch, horizon, targets), with quantiles (..., quantiles).
-
-        Raises:
-            ValueError: If a future covariate is NaN.
         """
         check_built(self)
         self.check_adapted()

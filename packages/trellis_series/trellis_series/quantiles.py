@@ -55,11 +55,7 @@ def pinball(y_true: Tensor, y_pred: Tensor, quantiles: Sequence[float]) -> Tenso
 
 
 def check_quantiles(quantiles: Any) -> tuple[float, ...]:
-    """Returns quantiles as a tuple.
-
-    Raises:
-        ValueError: Unless they are increasing numbers between 0 and 1, at least one.
-    """
+    """Returns quantiles as a tuple."""
     found = quantiles if np.ndim(quantiles) else ()
     bounds = np.array([0.0, *found, 1.0], "float64")
     if len(bounds) < 3 or not (np.diff(bounds) > 0).all():
@@ -90,13 +86,10 @@ class ForecastMetric(ExactMean):
         name, dtype: As in `keras.metrics.Metric`.
     """
 
-    _default_name: str
     _needs_quantiles = True
 
-    def __init__(
-        self, quantiles: Sequence[float] | None, name: str = "", dtype: str | None = None
-    ) -> None:
-        super().__init__(name or self._default_name, dtype)
+    def __init__(self, quantiles: Any, name: str | None = None, dtype: str | None = None) -> None:
+        super().__init__(name, dtype)
         is_needed = self._needs_quantiles or quantiles is not None
         self.quantiles = check_quantiles(quantiles) if is_needed else None
 
@@ -124,7 +117,7 @@ class ForecastMetric(ExactMean):
 class MeanPinball(ForecastMetric):
     """Computes the mean pinball loss of quantiles, see `PinballLoss`."""
 
-    _default_name = "pinball"
+    default_name = "pinball"
 
     def _values(self, y_true, y_pred):
         return pinball(y_true, y_pred, self.quantiles)
@@ -134,7 +127,7 @@ class MeanPinball(ForecastMetric):
 class Coverage(ForecastMetric):
     """Computes the share of values between the lowest and the highest quantile."""
 
-    _default_name = "coverage"
+    default_name = "coverage"
 
     def _values(self, y_true, y_pred):
         return (y_pred[..., 0] <= y_true) & (y_true <= y_pred[..., -1])
@@ -151,15 +144,10 @@ class MASE(ForecastMetric):
         name, dtype: As in `keras.metrics.Metric`.
     """
 
-    _default_name = "mase"
+    default_name = "mase"
     _needs_quantiles = False
 
-    def __init__(
-        self,
-        scale: float | Sequence[float],
-        quantiles: Sequence[float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, scale: Any, quantiles: Any = None, **kwargs: Any) -> None:
         super().__init__(quantiles, **kwargs)
         self.scale = np.asarray(scale, "float64").tolist()
         if not np.all(np.asarray(scale) > 0):

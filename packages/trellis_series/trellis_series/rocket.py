@@ -65,9 +65,6 @@ class RocketClassifier(SequenceClassifier):
     Returns:
         Logits (batch, num_classes), or probabilities with activation="softmax".
 
-    Raises:
-        ValueError: If arguments are out of range, or inputs have the wrong shape.
-
     Example:
 
     >>> model = RocketClassifier(window=30, channels=1, num_classes=2, seed=0)
@@ -123,10 +120,6 @@ class RocketClassifier(SequenceClassifier):
             inputs: Array (series, steps, channels) in which NaN follows shorter series, or a
                 sequence of arrays (steps, channels).
             labels: Array (series,), the classes, or their names. Required.
-
-        Raises:
-            ValueError: If inputs and labels do not match, a class is unknown, or all series have
-                the same class.
         """
         series = [_without_padding(np.asarray(each, "float32")) for each in inputs]
         shapes = sorted({each.shape for each in series})
