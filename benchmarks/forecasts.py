@@ -18,7 +18,6 @@ not computed again, and short series come first.
 """
 
 import copy
-import csv
 import importlib.util
 import json
 import pathlib
@@ -29,7 +28,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from benchmarks.results import heading, machine, write
+from benchmarks.results import append_rows, heading, machine, read_rows, write
 
 HALVES = ("held out", "new")
 ORIGINS = 10
@@ -47,7 +46,6 @@ SHAPES: dict[str, tuple[int, list[int]]] = {
     "year": (4, []),
 }
 PARTS = ("smoothing", "log smoothing", "long season", "ridge", "weights", "local scale")
-FIELDS = ["half", "series", "step", "rows", "forecaster", "mae", "coverage", "score", "seconds"]
 _COMPETITION_ROWS = {"month": 120, "quarter": 60, "year": 41}  # at least
 
 
@@ -56,7 +54,7 @@ _COMPETITION_ROWS = {"month": 120, "quarter": 60, "year": 41}  # at least
 
 def reported() -> list[dict[str, str]]:
     """Returns the rows of `forecast_series.csv` that are reported."""
-    series = read(ROOT / "benchmarks" / "forecast_series.csv")
+    series = read_rows(ROOT / "benchmarks" / "forecast_series.csv")
     return [row for row in series if row["half"] in HALVES]
 
 
@@ -133,22 +131,13 @@ def ours(y, origins, candidates, horizon):
 
 def _forecast(fitted, without):
     fitted = copy.copy(fitted)
-    names = list(fitted.experts)
-    if without in names:
-        place = names.index(without)
-        fitted.experts = {name: each for name, each in fitted.experts.items() if name != without}
-        if without == "ridge":
-            fitted.kernels = []
-        else:
-            fitted.filters, fitted.states = (
-                each[:place] + each[place + 1 :] for each in (fitted.filters, fitted.states)
-            )
+    fitted.experts = {name: each for name, each in fitted.experts.items() if name != without}
     losses = fitted.losses()
     model = fitted.combine(np.zeros_like(losses) if without == "weights" else losses)
     if without == "local scale":
         ones, state = np.ones_like(model.origin_local), model.state._replace(local=np.ones(1))
         model = model._replace(origin_local=ones, state=state)
-    mean = model.outlook(model.state)
+    mean = fitted.combined[-1]
     lower, upper = model.ends(mean, model.band([80]), model.state)
     return [each * model.scale for each in (mean, lower[0], upper[0])]
 
@@ -170,7 +159,7 @@ def naive(y, candidates, horizon):
     from trellis_series import seasons
 
     season = seasons.naive_season(y, candidates or seasons.correlated_season(y), horizon)
-    return seasons.naive(y, season, horizon, np.array([len(y)]))[0], None, None
+    return seasons.naive(y, season, horizon), None, None
 
 
 def ridge(y, candidates, horizon):
@@ -289,29 +278,26 @@ VARIANTS: dict[str, Callable] = {
 def run(folder: pathlib.Path, turns: int) -> str:
     """Adds missing rows to the CSV file in a folder and returns the tables."""
     output = folder / "forecasts.csv"
-    if not output.exists():
-        write(output, ",".join(FIELDS) + "\n")
-    done = {(row["series"], row["forecaster"]) for row in read(output)}
+    done = {(row["series"], row["forecaster"]) for row in read_rows(output)}
     pairs = [(series, values_of(series)) for series in reported()]
     for series, values in sorted(pairs, key=lambda pair: len(pair[1])):
-        name = name_of(series)
+        about = {"half": series["half"], "series": name_of(series), "step": series["step"]}
         for kind, forecaster in VARIANTS.items():
-            if (name, kind) in done:
+            if (about["series"], kind) in done:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = measure(values, series["step"], forecaster)
-            with output.open("a", newline="") as file:
-                for part, figures in found.items():
-                    row = [series["half"], name, series["step"], len(values), part or kind]
-                    csv.writer(file, lineterminator="\n").writerow([*row, *figures])
+            about["rows"] = len(values)
+            rows = [{**about, "forecaster": part or kind, **found[part]} for part in found]
+            append_rows(output, rows)
     title = "forecasts: public series, compared with other packages"
-    text = "\n".join([*heading(title, machine()), tables(read(output)), ""])
+    text = "\n".join([*heading(title, machine()), tables(pd.read_csv(output)), ""])
     write(folder / "forecasts.md", text)
     return text
 
 
-def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, list[str]]:
+def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, dict[str, str]]:
     """Returns error, coverage, interval score and seconds of forecasts of a series, by name."""
     horizon, candidates = SHAPES[step]
     last = len(values) - horizon
@@ -323,55 +309,43 @@ def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, li
     seconds = f"{time.perf_counter() - start:.2f}"
     figures = {}
     for name, (mean, low, high) in found.items():
-        bands = ["", ""]
+        row = {"mae": f"{np.abs(mean - actual).mean():.6g}", "coverage": "", "score": ""}
         if low is not None:
-            inside = ((low <= actual) & (actual <= high)).mean()
+            row["coverage"] = f"{((low <= actual) & (actual <= high)).mean():.3f}"
             beyond = np.maximum(low - actual, 0) + np.maximum(actual - high, 0)
-            bands = [f"{inside:.3f}", f"{(high - low + 10 * beyond).mean():.6g}"]
-        figures[name] = [f"{np.abs(mean - actual).mean():.6g}", *bands, seconds]
+            row["score"] = f"{(high - low + 10 * beyond).mean():.6g}"
+        figures[name] = {**row, "seconds": seconds}
     return figures
 
 
-def read(output: pathlib.Path) -> list[dict[str, str]]:
-    """Returns the rows of the CSV file."""
-    with output.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def tables(rows: list[dict[str, str]]) -> str:
+def tables(rows: pd.DataFrame) -> str:
     """Returns the figures of the forecasters on each half and on all, as Markdown."""
-    parts = [*((half, [half]) for half in HALVES), ("all", HALVES)]
-    return "\n\n".join(f"{name}:\n\n{_table(rows, wanted)}" for name, wanted in parts)
+    parts = [*((half, rows[rows["half"] == half]) for half in HALVES), ("all", rows)]
+    return "\n\n".join(f"{name}:\n\n{_table(part)}" for name, part in parts)
 
 
-def _table(rows, halves):
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows:
-        if row["half"] in halves:
-            found.setdefault(row["forecaster"], {})[row["series"]] = row
+def _table(rows):
     lines = [
         "| forecaster | series | error, ours / it | standard error | score, ours / it | "
         "in band, median | least | below 0.60 | seconds |",
         "|---" * 9 + "|",
     ]
-    for kind, theirs in found.items():
-        covered = [float(row["coverage"]) for row in theirs.values() if row["coverage"]]
-        ratio, error = _ratio(found["ours"], theirs, "mae")
-        shares = ["-"] * 4
-        if covered:
-            score, low = _ratio(found["ours"], theirs, "score")[0], sum(s < 0.6 for s in covered)
-            shares = [f"{score:.3f}", f"{np.median(covered):.2f}", f"{min(covered):.2f}", str(low)]
-        seconds = sum(float(row["seconds"]) for row in theirs.values())
-        cells = [kind, str(len(theirs)), f"{ratio:.3f}", f"{error:.3f}", *shares, f"{seconds:.0f}"]
+    (errors, noise), (scores, _) = (_ratios(rows, field) for field in ("mae", "score"))
+    for kind, theirs in rows.groupby("forecaster", sort=False):
+        inside = theirs["coverage"].dropna()
+        bands = ["-"] * 4
+        if len(inside):
+            shares = f"{inside.median():.2f}", f"{inside.min():.2f}", f"{(inside < 0.6).sum()}"
+            bands = [f"{scores[kind]:.3f}", *shares]
+        ratio = f"{errors[kind]:.3f}", f"{noise[kind]:.3f}"
+        cells = [kind, str(len(theirs)), *ratio, *bands, f"{theirs['seconds'].sum():.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _ratio(a, b, field):
-    """Returns the geometric mean of the ratio of figures over common series, and its error."""
-    common = [name for name in a if name in b]
-    pairs = np.array([[float(each[name][field]) for each in (a, b)] for name in common])
-    pairs = pairs[(pairs > 0).all(axis=1)]
-    logs = np.log(pairs[:, 0] / pairs[:, 1])
-    mean = float(np.exp(logs.mean()))
-    return mean, mean * logs.std() / np.sqrt(len(logs))
+def _ratios(rows, field):
+    """Returns geometric means of our figures divided by others' over series, and their errors."""
+    figures = rows.pivot(index="series", columns="forecaster", values=field)
+    logs = -np.log(figures.where(figures > 0)).sub(np.log(figures["ours"]), axis=0)
+    mean = np.exp(logs.mean())
+    return mean, mean * logs.std(ddof=0) / np.sqrt(logs.count())

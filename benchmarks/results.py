@@ -1,5 +1,6 @@
 """Where figures were measured, and the files that they are written to."""
 
+import csv
 import importlib.metadata
 import json
 import os
@@ -40,3 +41,22 @@ def write(path, text):
 def write_figures(path, figures):
     """Writes figures as JSON."""
     write(path, json.dumps(figures, indent=2) + "\n")
+
+
+def read_rows(path):
+    """Returns the rows of a CSV file as dicts, none without a file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append_rows(path, rows):
+    """Appends rows, dicts with the same keys, to a CSV file."""
+    is_new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)

@@ -1,14 +1,12 @@
 """Time and memory of scoring a text file of one gigabyte.
 
-`python -m benchmarks.score run` writes a text of random words, scores it in a new process with a
-small character model (with random weights, which cost the same), and prints the figures as JSON.
-The text and the scores are deleted.
+`python -m benchmarks.score` writes a text of random words, scores it with a small character model
+(with random weights, which cost the same), and prints the figures as JSON. The text and the scores
+are deleted.
 """
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Annotated
@@ -17,42 +15,27 @@ import numpy as np
 import typer
 
 from tools.process import peak_memory
-
-# Only the measured process imports the package, so that this one's memory does not count.
+from trellis_keras import scoring, zoo
+from trellis_keras.data import Vocabulary
 
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 WORDS = 5000
 BLOCK = 1 << 20  # words
 SETTINGS = {"depth": 2, "hidden_units": 8, "embedding_dim": 8}
 
-app = typer.Typer(add_completion=False, help=__doc__)
 
-
-@app.command()
-def run(
-    megabytes: Annotated[float, typer.Option(help="Size of the text.")] = 1000,
-):
+def main(megabytes: Annotated[float, typer.Option(help="Size of the text.")] = 1000):
     """Measure the scoring of a text of random words."""
-    with tempfile.TemporaryDirectory() as temporary:
-        text = pathlib.Path(temporary, "text.txt")
-        write_text(text, megabytes * 1e6)
-        command = [sys.executable, "-m", "benchmarks.score", "measure", str(text)]
-        subprocess.run(command, check=True)
-
-
-@app.command()
-def measure(path: pathlib.Path):
-    """Score a text and print the figures of this process."""
-    from trellis_keras import scoring, zoo
-    from trellis_keras.data import Vocabulary
-
     vocabulary = Vocabulary(["\n", " ", *LETTERS], unit="character")
     model = zoo.trellisnet_char(vocabulary=vocabulary, **SETTINGS)
-    before = peak_memory() / 2**30
-    started, started_cpu = time.perf_counter(), time.process_time()
-    totals = scoring.score(model, path, path.with_name("scores.csv"), verbose=1)
-    seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
-    megabytes = path.stat().st_size / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        text = pathlib.Path(folder, "text.txt")
+        write_text(text, megabytes * 1e6)
+        before = peak_memory() / 2**30
+        started, started_cpu = time.perf_counter(), time.process_time()
+        totals = scoring.score(model, text, text.with_name("scores.csv"), verbose=1)
+        seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
+        megabytes = text.stat().st_size / 1e6
     figures = SETTINGS | {
         "parameters": model.count_params(),
         "megabytes": megabytes,
@@ -85,4 +68,4 @@ def write_text(path, size):
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import classification, rivals
+from benchmarks.results import read_rows
 from tests.support.processes import ROOT, run_module
 
 
@@ -25,7 +26,7 @@ def test_a_case_writes_its_figures(tmp_path):
 
 
 def test_the_guide_has_the_table_of_classification():
-    rows = classification.read(ROOT / "benchmarks" / "results" / "classification.csv")
+    rows = read_rows(ROOT / "benchmarks" / "results" / "classification.csv")
     guide = (ROOT / "docs" / "classification.md").read_text(encoding="utf-8")
     assert classification.table(rows) in guide
 
