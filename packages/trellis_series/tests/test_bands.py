@@ -36,29 +36,16 @@ def jumps(rng, n, hold=50):
     return np.repeat(levels, hold)[start : start + n] + 0.01 * rng.normal(size=n)
 
 
-def long_jumps(rng, n):
-    return jumps(rng, n, 100)
-
-
-@pytest.mark.parametrize(
-    "make", [autoregression, random_walk, growing_variance, seasonal, jumps, long_jumps]
-)
+@pytest.mark.parametrize("make", [autoregression, random_walk, growing_variance, seasonal, jumps])
 def test_bands_hold_at_their_level(make):
-    """80 % of the values after 60 independent series, all steps and origins alike."""
-    rng, n = np.random.default_rng(0), 240
-    y = np.stack([make(rng, n + HORIZON) for _ in range(60)])
-    table = pd.DataFrame(
-        {
-            "unique_id": np.repeat(np.arange(60), n),
-            "ds": np.tile(np.arange(n), 60),
-            "y": y[:, :n].ravel(),
-        }
-    )
+    """80 % of the values after 40 independent series, all steps and origins alike."""
+    rng, n = np.random.default_rng(0), 160
+    y = np.stack([make(rng, n + HORIZON) for _ in range(40)])
+    table = pd.DataFrame(y[:, :n].T).melt(var_name="unique_id", value_name="y", ignore_index=False)
+    table = table.rename_axis("ds").reset_index()
     found = Forecasts(HORIZON, season=12, levels=(80, 95)).fit(table).predict()
-    found["y"] = y[:, n:].ravel()
-    inside = [
-        found["y"].between(found[f"ours-lo-{p}"], found[f"ours-hi-{p}"]).mean() for p in (80, 95)
-    ]
+    y = pd.Series(y[:, n:].ravel())
+    inside = [y.between(found[f"ours-lo-{p}"], found[f"ours-hi-{p}"]).mean() for p in (80, 95)]
     assert 0.74 <= inside[0] <= 0.9
     assert inside[1] >= 0.9
 
@@ -70,11 +57,10 @@ def test_bands_of_logarithms_are_wider_above():
     assert (above > 1.1 * below).all() and (found["ours-lo-80"] > 0).all()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("hold", [50, 100])
-def test_bands_stay_near_the_values_of_series_that_jump(seed, hold):
-    y = jumps(np.random.default_rng(seed), 3_000, hold)
-    for end in (3_000, 2_960, 2_850):
+def test_bands_stay_near_the_values_of_series_that_jump(hold):
+    y = jumps(np.random.default_rng(0), 1_500, hold)
+    for end in (1_500, 1_460):
         found = Forecasts(24).fit(pd.Series(y[:end])).predict()
         ends = found[["ours-lo-80", "ours", "ours-hi-80"]].to_numpy()
         assert np.isfinite(ends).all()

@@ -72,17 +72,9 @@ def test_the_map_forecasts_without_training(scale):
 
 def test_a_map_follows_the_level_of_each_window():
     """Weights of a target's own values sum to 1, so a level beyond the training data is kept."""
-    rows = SERIES[:, :1]
-    model = Forecaster(
-        TCN(4, 2, depth=1, return_sequences=False),
-        HORIZON,
-        normalize=True,
-        linear_window=WINDOW,
-        scale="window",
-    )
-    model.adapt(rows)
-    shifted = model.forecast(rows + 5_000) - 5_000
-    np.testing.assert_allclose(shifted, model.forecast(rows), rtol=1e-4)
+    model, (x, _) = forecaster(linear_window=WINDOW, scale="window"), examples()
+    shift = np.array([5_000.0, 0, 0], "float32")
+    np.testing.assert_allclose(model(x[:3] + shift) - shift[:2], model(x[:3]), rtol=1e-4)
 
 
 def test_gaps_neither_hide_the_other_values_nor_count():
@@ -103,19 +95,13 @@ def test_offsets_of_large_and_small_gaps_are_finite():
     rng = np.random.default_rng(0)
     x = np.repeat(rng.choice([0.0, 10, 20, 30], 40), 50) + 0.01 * rng.normal(size=2_000)
     x = x[:, None].astype("float32")
-    model = Forecaster(
-        TCN(4, 2, depth=2, return_sequences=False),
-        24,
-        quantiles=QUANTILES,
-        normalize=True,
-        linear_window=24,
-    )
+    backbone = TCN(4, 2, depth=2, return_sequences=False)
+    model = Forecaster(backbone, 24, quantiles=QUANTILES, normalize=True, linear_window=24)
     model.adapt(x[:1_400])
-    assert np.isfinite(np.asarray(model.offsets)).all()
     found = model.forecast(x[:1_700])
     assert np.isfinite(found).all() and -60 < found.min() and found.max() < 90
     model.compile("adam")
-    history = model.fit(*windows(x[:1_400], 24, 24), verbose=0).history
+    history = model.fit(*windows(x[:200], 24, 24), verbose=0).history
     assert np.isfinite(history["loss"][0])
 
 
@@ -133,15 +119,10 @@ def test_streams_equal_whole_series(scale, quantiles):
     np.testing.assert_allclose(every[:, -1], found, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "backbone",
-    [
-        lambda: LRU(4, 2, return_sequences=False, seed=0),
-        lambda: TrellisLayer(5, 3, return_sequences=False, seed=0),
-    ],
-)
-def test_any_backbone_trains_and_is_saved(backbone, tmp_path):
-    model = forecaster(backbone(), linear_window=WINDOW, scale="window")
+@pytest.mark.parametrize("kind", [LRU, TrellisLayer])
+def test_any_backbone_trains_and_is_saved(kind, tmp_path):
+    backbone = kind(4, 2, return_sequences=False, seed=0)
+    model = forecaster(backbone, linear_window=WINDOW, scale="window")
     model.compile("adam")
     model.fit(*examples(), verbose=0)
     model.save(tmp_path / "model.keras")

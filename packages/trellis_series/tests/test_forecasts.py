@@ -1,5 +1,7 @@
 """Forecasts of data frames: experts, seasons, covariates, panels, updates, backtests, files."""
 
+import copy
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,42 +26,23 @@ def noisy(n=400, name="a", seed=0):
 
 
 def test_a_season_and_a_trend_are_continued():
-    y = 50 + 0.1 * np.arange(500) + DAY[:500]
-    found = Forecasts(24).fit(table(y[:450])).predict()
-    np.testing.assert_allclose(found["ours"], y[450:474], atol=0.05)
+    y = 50 + 0.1 * np.arange(300) + DAY[:300]
+    found = Forecasts(24).fit(table(y[:-24])).predict()
+    np.testing.assert_allclose(found["ours"], y[-24:], atol=0.05)
 
 
 def test_a_meter_keeps_its_precision():
     """It rises by ten an hour from a billion on, where float32 has steps of 64."""
-    use = 10 + 5 * np.sin(np.arange(3_000) * np.pi / 12) + RNG.normal(0, 0.3, 3_000)
-    meter = 1e9 + use.cumsum()
-    small = Forecasts(6).fit(table((meter - 1e9)[:-6])).predict()["ours"] - (meter - 1e9)[-6:]
-    large = Forecasts(6).fit(table(meter[:-6])).predict()["ours"] - meter[-6:]
-    assert np.abs(small).max() < 2
-    assert np.abs(large).max() < 2
+    meter = 1e9 + (10 + DAY / 2 + RNG.normal(0, 0.3, len(DAY))).cumsum()
+    found = Forecasts(6).fit(table(meter[:-6])).predict()["ours"]
+    np.testing.assert_allclose(found, meter[-6:], atol=2, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("freq", "expected"),
-    [
-        ("h", [24, 168]),
-        ("30min", [48, 336]),
-        ("D", [7]),
-        ("B", [5]),
-        ("W-SUN", [52]),
-        ("MS", [12]),
-        ("ME", [12]),
-        ("BME", [12]),
-        ("QS", [4]),
-        ("2MS", [6]),
-        ("YS", []),
-        ("s", []),
-        ("min", [1440]),
-        (1, []),
-    ],
-)
-def test_seasons_of_the_calendar(freq, expected):
-    assert calendar_seasons(freq) == expected
+def test_seasons_of_the_calendar():
+    expected = {"h": [24, 168], "30min": [48, 336], "min": [1440], "s": [], "D": [7], "B": [5]}
+    expected |= {"W-SUN": [52], "MS": [12], "ME": [12], "BME": [12], "2MS": [6], "QS": [4]}
+    expected |= {"YS": [], 1: []}
+    assert {freq: calendar_seasons(freq) for freq in expected} == expected
 
 
 def later_weeks(n=1_008):
@@ -104,11 +87,11 @@ def test_two_years_of_weeks_are_forecast_by_their_year():
 def test_a_panel_shares_what_its_series_have_in_common():
     rng = np.random.default_rng(0)
     pattern = rng.normal(size=12)
-    noise = rng.normal(size=(40, 60))
-    y = pattern[np.arange(60) % 12] * rng.uniform(1, 100, 40)[:, None] + 0.3 * noise
+    noise = rng.normal(size=(20, 60))
+    y = pattern[np.arange(60) % 12] * rng.uniform(1, 100, 20)[:, None] + 0.3 * noise
     tables = [table(each[:48], "MS", f"s{i}") for i, each in enumerate(y)]
     found = Forecasts(12).fit(pd.concat(tables)).predict()
-    assert found["unique_id"].tolist() == np.repeat([f"s{i}" for i in range(40)], 12).tolist()
+    assert found["unique_id"].tolist() == np.repeat([f"s{i}" for i in range(20)], 12).tolist()
     alone = pd.concat(Forecasts(12).fit(each).predict() for each in tables)
     together, apart = (np.abs(each["ours"] - y[:, 48:].ravel()).mean() for each in (found, alone))
     assert together < apart
@@ -135,12 +118,8 @@ def test_covariates_known_up_to_the_present_are_read():
     lead = rng.normal(size=500)
     y = 10 * np.roll(lead, 1) + 0.1 * rng.normal(size=500)
     data = table(y).assign(lead=lead)[1:]
-    errors = []
-    for past in ([], ["lead"]):
-        forecasts = Forecasts(1, past=past, network=None)
-        cv = forecasts.cross_validation(data, 50, naive=True)
-        errors.append(np.abs(cv["ours"] - cv["y"]).mean())
-    assert errors[1] < 0.3 * errors[0]
+    found = Forecasts(1, past=["lead"], network=None).cross_validation(data, 50)
+    assert np.abs(found["ours"] - found["y"]).mean() < 0.3 * y.std()
 
 
 def test_static_strings_are_categories():
@@ -188,11 +167,8 @@ def fitted(panel):
     return Forecasts(12, levels=(80, 95)).fit(panel)
 
 
-def test_predict_from_the_fitted_table_changes_nothing(fitted, panel):
+def test_predict_may_have_another_table_and_other_levels(fitted, panel):
     pd.testing.assert_frame_equal(fitted.predict(panel), fitted.predict())
-
-
-def test_levels_may_differ_from_those_of_the_fit(fitted):
     found = fitted.predict(levels=[50, 99.5])
     assert list(found)[2:] == ["ours", "ours-lo-50", "ours-hi-50", "ours-lo-99.5", "ours-hi-99.5"]
     assert (found["ours-hi-50"] < found["ours-hi-99.5"]).all()
@@ -217,10 +193,9 @@ def test_backtests_see_only_the_past(panel, refit):
     assert (scores["ours"] < 2).all()
 
 
-def test_files_keep_everything(panel, tmp_path):
-    forecasts = Forecasts(12, levels=(80, 95)).fit(panel)
-    forecasts.save(tmp_path / "kept")
-    loaded = Forecasts.load(tmp_path / "kept")
+def test_files_keep_everything(fitted, tmp_path):
+    fitted.save(tmp_path / "kept")
+    loaded, forecasts = Forecasts.load(tmp_path / "kept"), copy.deepcopy(fitted)
     pd.testing.assert_frame_equal(loaded.predict(naive=True), forecasts.predict(naive=True))
     more = noisy(420)[400:]
     pd.testing.assert_frame_equal(loaded.update(more).predict(), forecasts.update(more).predict())

@@ -33,13 +33,12 @@ def test_times_of_any_kind_are_continued(times):
     assert predicted(times[:N]).tolist() == times[N:].tolist()
 
 
-@pytest.mark.parametrize("freq", ["h", "D", "B", "W-WED", "MS", "ME", "QS", "YS", "3h", "2W-MON"])
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
-def test_frequencies_are_found_beside_gaps(freq, zone):
-    times = pd.date_range("2001-01-31", periods=60, freq=freq, tz=zone)
-    gaps = times.delete([20, 33, 34])
-    found = infer_freq(gaps)
-    assert pd.date_range(times[0], times[-1], freq=found).equals(times)
+def test_frequencies_are_found_beside_gaps(zone):
+    for freq in ("h", "D", "B", "W-WED", "MS", "ME", "QS", "YS", "3h", "2W-MON"):
+        times = pd.date_range("2001-01-31", periods=60, freq=freq, tz=zone)
+        found = infer_freq(times.delete([20, 33, 34]))
+        assert pd.date_range(times[0], times[-1], freq=found).equals(times)
 
 
 @pytest.mark.parametrize(

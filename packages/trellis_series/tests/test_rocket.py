@@ -121,12 +121,7 @@ def test_it_is_saved_and_reproducible(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
     assert loaded.get_config() == model.get_config() and loaded.class_names == ["slow", "fast"]
-    again, other = fitted(x, y), RocketClassifier(40, 1, 2, seed=4)
-    other.adapt(x, y)
-    np.testing.assert_array_equal(again.predict_on_batch(x), model.predict_on_batch(x))
-    thresholds = [each.backbone.get_layer("dilation_2").bias for each in (model, other)]
-    one, two = map(keras.ops.convert_to_numpy, thresholds)
-    assert not np.allclose(one, two)
+    np.testing.assert_array_equal(fitted(x, y).predict_on_batch(x), model.predict_on_batch(x))
     assert [v.path.split("/")[-2] for v in model.trainable_variables] == ["head", "head"]
 
 
