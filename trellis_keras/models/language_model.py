@@ -1,5 +1,6 @@
 """A language model around any causal backbone layer."""
 
+import inspect
 import itertools
 import math
 import os
@@ -11,22 +12,32 @@ import numpy as np
 from keras import ops
 
 from keras_streams.exported import ExportedStream
-from keras_streams.protocol import at_least_float32
-from trellis_keras._keras_internals import no_automatic_dependency_tracking
-from trellis_keras.layers.checks import check_tokens
+from keras_streams.protocol import at_least_float32, check_shape
+from trellis_keras._keras_internals import all_layers, no_automatic_dependency_tracking
+from trellis_keras.layers.checks import check_choice, check_positive, check_rates, check_tokens
 from trellis_keras.layers.heads import DenseHead, Head
-from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
+from trellis_keras.layers.seeds import sub_seed
+from trellis_keras.layers.stateful import StatefulLayer
 from trellis_keras.models import losses
-from trellis_keras.models.base import check_no_class_weight, check_rank, serialize_unbuilt
+from trellis_keras.models.base import (
+    BackboneModel,
+    check_no_class_weight,
+    check_rank,
+    embed,
+    serialize_unbuilt,
+    token_ids,
+)
 from trellis_keras.models.generation import TextGenerator
 from trellis_keras.models.saved_files import saved_tokens
 from trellis_keras.models.stateful_batches import ResetStates, rows_per_batch
-from trellis_keras.models.token_backbone import TokenBackbone
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
+
+_INPUT_DROPOUTS = {"variational": VariationalDropout, "element": Dropout}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LanguageModel(TextGenerator, TokenBackbone):
+class LanguageModel(TextGenerator, BackboneModel):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
@@ -124,42 +135,60 @@ class LanguageModel(TextGenerator, TokenBackbone):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            vocabulary_size,
-            embedding_dim,
-            backbone,
-            embedding_dropout=embedding_dropout,
-            input_dropout=input_dropout,
-            input_dropout_kind=input_dropout_kind,
-            embeddings_initializer=embeddings_initializer,
-            seed=seed,
-            **kwargs,
+        super().__init__(**kwargs)
+        vocabulary_size, embedding_dim = check_positive(
+            vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
         )
+        check_rates(input_dropout=input_dropout)
+        check_choice("input_dropout_kind", input_dropout_kind, _INPUT_DROPOUTS)
+        _check_backbone(backbone)
         if aux_weight and not getattr(backbone, "return_aux", False):
             raise ValueError(
                 "`aux_weight` needs a backbone with auxiliary outputs (return_aux=True). "
                 f"Received: aux_weight={aux_weight}, backbone={backbone}"
             )
-        if vocabulary is not None and len(vocabulary) != self.vocabulary_size:
+        if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
                 f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size="
                 f"{vocabulary_size}"
             )
+        self.autocast = False  # the inputs are integers; the layers do their own casting
+        self.vocabulary_size = vocabulary_size
+        self.embedding_dim = embedding_dim
+        self.input_dropout_kind = input_dropout_kind
+        self.seed = seed
         self.tie_embeddings = tie_embeddings
         self.aux_weight = aux_weight
         self.activation_reg = activation_reg
         self.temporal_activation_reg = temporal_activation_reg
         self.vocabulary = vocabulary
         policy = self.dtype_policy
-        self.output_dropout = VariationalDropout(
-            output_dropout, self._seed_of("output_dropout"), dtype=policy
+        if embeddings_initializer is None:
+            embeddings_initializer = self._uniform("embedding")
+        self.embedding = keras.layers.Embedding(
+            vocabulary_size,
+            embedding_dim,
+            embeddings_initializer,
+            # JAX would add up the gradients of a frequent token in half precision, and in bfloat16
+            # 256 + 1 is 256.
+            dtype=self.variable_dtype,
+            name="embedding",
         )
-        self.aux_dropout = VariationalDropout(
-            output_dropout, self._seed_of("aux_dropout"), dtype=policy
+        self.embedding_dropout = EmbeddingDropout(
+            embedding_dropout, vocabulary_size, self._seed_of("embedding_dropout"), dtype=policy
+        )
+        self.input_dropout = _INPUT_DROPOUTS[input_dropout_kind](
+            input_dropout, seed=self._seed_of("input_dropout"), dtype=policy
+        )
+        self.backbone = backbone
+        self._takes_output_length = "output_length" in inspect.signature(backbone.call).parameters
+        self.output_dropout, self.aux_dropout = (
+            VariationalDropout(output_dropout, self._seed_of(name), dtype=policy)
+            for name in ("output_dropout", "aux_dropout")
         )
         if head is None:
-            head = DenseHead(self.vocabulary_size, self._uniform("head"), name="head", dtype=policy)
-        if getattr(head, "vocabulary_size", self.vocabulary_size) != self.vocabulary_size:
+            head = DenseHead(vocabulary_size, self._uniform("head"), name="head", dtype=policy)
+        if getattr(head, "vocabulary_size", vocabulary_size) != vocabulary_size:
             raise ValueError(
                 f"The head has vocabulary_size={head.vocabulary_size}, but the model has "
                 f"vocabulary_size={self.vocabulary_size}"
@@ -169,6 +198,17 @@ class LanguageModel(TextGenerator, TokenBackbone):
             head.tie(self.embedding)
         self._token_metrics: list[keras.metrics.Metric] = []
         self._compiled_rows: dict[str, int] = {}
+
+    def _seed_of(self, part):
+        return sub_seed(self.seed, type(self).__name__, part)
+
+    def _uniform(self, part):
+        return keras.initializers.RandomUniform(-0.1, 0.1, seed=self._seed_of(part))
+
+    @property
+    def input_dtype(self) -> str:
+        """The dtype of the inputs in the signature that Keras' export derives."""
+        return "int32"
 
     def build(self, input_shape: Shape) -> None:
         if isinstance(input_shape[0], (list, tuple)):  # of tokens and targets
@@ -189,6 +229,38 @@ class LanguageModel(TextGenerator, TokenBackbone):
         if isinstance(tokens, (list, tuple)):
             return self._target_log_probs(*tokens, training=training)
         return self.head(self.encode(tokens, training)["hidden"])
+
+    def encode(
+        self, tokens: Tensor, training: bool = False, output_length: int | Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Returns the backbone's outputs.
+
+        Args:
+            tokens: Integer tensor (batch, time).
+            training: Boolean, whether dropout is active. Defaults to `False`.
+            output_length: Number of last positions to return. Defaults to `None`, all of them.
+
+        Returns:
+            A dict with `"hidden"` (batch, output_length, channels), the head's input before output
+            dropout, and, if the backbone has auxiliary outputs, `"aux"`
+            (batch, number, output_length, channels).
+        """
+        tokens = token_ids(tokens)
+        within = ops.clip(tokens, 0, self.vocabulary_size - 1)
+        x = self.embedding_dropout(self.embed(tokens), within, training=training)
+        x = self.input_dropout(x, training=training)
+        options = {}
+        if self._takes_output_length and isinstance(output_length, int):
+            options["output_length"] = output_length
+        outputs = self.backbone(x, training=training, **options)
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        if output_length is not None:
+            outputs = [output[..., -output_length:, :] for output in outputs]
+        return dict(zip(("hidden", "aux"), outputs, strict=False))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embedding of tokens (...), NaN for ids outside [0, vocabulary_size)."""
+        return ops.cast(embed(self.embedding, tokens), self.compute_dtype)
 
     def _target_log_probs(self, tokens, targets, sample_weight=None, *, training=False):
         """Returns the log-probabilities of the targets, and adds the terms of the training loss.
@@ -421,10 +493,28 @@ class LanguageModel(TextGenerator, TokenBackbone):
             lambda tokens: logits(self.hidden_prefill(tokens)[0]),
             inputs=self.vocabulary_size,
             takes_token=True,
-            delay=self.delay,
-            rate=self.rate,
+            delay=getattr(stream, "delay", 0),
+            rate=getattr(stream, "rate", 1),
             receptive_field=getattr(stream, "receptive_field", None),
         )
+
+    def hidden_step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Returns hidden states (batch, channels) after tokens (batch,), and the new cache."""
+        stream = self.stream()
+        return stream.step(self._embed_checked(tokens, (None,)), cache)
+
+    def hidden_prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Returns hidden states (batch, time, channels) after tokens, and the cache."""
+        stream = self.stream()
+        embedded = self._embed_checked(tokens, (None, None))
+        if embedded.shape[1] == 0:
+            raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
+        return stream.prefill(embedded, cache)
+
+    def _embed_checked(self, tokens, shape):
+        tokens = ops.convert_to_tensor(tokens)
+        check_shape("tokens", tokens, shape)
+        return self.embed(tokens)
 
     def next_log_probs(self, hidden: Tensor, cache: Cache) -> Tensor:
         """Returns log-probabilities (batch, V) after the last hidden states (batch, channels)."""
@@ -489,3 +579,36 @@ class LanguageModel(TextGenerator, TokenBackbone):
             for name in ("backbone", "head", "embeddings_initializer", "vocabulary")
         }
         return cls(**{**config, **objects})
+
+
+def _check_backbone(backbone):
+    """Raises ValueError unless a backbone has one output per step and carries states safely."""
+    needed = {"return_state": False, "return_sequences": True, "output_length": None}
+    for name, value in needed.items():
+        if getattr(backbone, name, value) != value:
+            raise ValueError(
+                f"The backbone of a language model must have {name}={value}. "
+                f"Received: {name}={getattr(backbone, name)}"
+            )
+    parts = all_layers(backbone)
+    if any(
+        isinstance(part, keras.layers.Bidirectional) or not getattr(part, "is_causal", True)
+        for part in parts
+    ):
+        raise ValueError(
+            "The outputs of a language model's backbone must not depend on later tokens: use "
+            'go_backwards=False, padding="causal" in a TCN, and no Bidirectional layer. '
+            f"Received: {backbone}"
+        )
+    if any(getattr(part, "stateful", False) for part in parts if part is not backbone):
+        raise ValueError(
+            "A stateful layer must itself be the backbone, so that its states are reset: use "
+            "stateful=False, or pass the layer without the layers around it. "
+            f"Received: {backbone} with stateful layers in it"
+        )
+    if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulLayer):
+        raise ValueError(
+            "A stateful backbone must keep separate states for training and validation, as "
+            "TrellisLayer and StackedRNN do (Keras' own recurrent layers do not: wrap them "
+            f"in a StackedRNN(..., stateful=True)). Received: {backbone}"
+        )

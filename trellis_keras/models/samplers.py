@@ -2,8 +2,8 @@
 
 import functools
 import json
-import math
 import numbers
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -71,27 +71,22 @@ def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
 def _check_settings(sampler, vocabulary_size):
     samplers = library()
 
-    def is_positive(n):
-        return is_integer(n, minimum=1)
-
     def is_count(k):
-        return is_positive(k) and k <= vocabulary_size
+        return is_integer(k, minimum=1) and k <= vocabulary_size
 
-    def is_fraction(p):
-        return isinstance(p, numbers.Real) and 0 <= p <= 1
-
-    def is_temperature(t):
-        return isinstance(t, numbers.Real) and 0 <= t < math.inf
+    def is_within(number, largest=1.0):
+        return isinstance(number, numbers.Real) and 0 <= number <= largest
 
     count = f"an integer in [1, {vocabulary_size}], the size of the vocabulary"
+    highest = sys.float_info.max
     for kind, name, needed, is_valid in (
-        (samplers.Sampler, "temperature", "finite and at least 0", is_temperature),
+        (samplers.Sampler, "temperature", "finite and >= 0", lambda t: is_within(t, highest)),
         (samplers.TopKSampler, "k", count, is_count),
         (samplers.TopPSampler, "k", count, lambda k: k is None or is_count(k)),
-        (samplers.TopPSampler, "p", "in [0, 1]", is_fraction),
+        (samplers.TopPSampler, "p", "in [0, 1]", is_within),
         (samplers.ContrastiveSampler, "k", count, is_count),
-        (samplers.ContrastiveSampler, "alpha", "in [0, 1]", is_fraction),
-        (samplers.BeamSampler, "num_beams", "a positive integer", is_positive),
+        (samplers.ContrastiveSampler, "alpha", "in [0, 1]", is_within),
+        (samplers.BeamSampler, "num_beams", "a positive integer", lambda n: is_integer(n, 1)),
     ):
         if not isinstance(sampler, kind):
             continue
@@ -113,9 +108,10 @@ def inference_copy(sampler: Any) -> Any:
     """
     copy = sampler.from_config(sampler.get_config())
     copy.compute_probabilities = functools.partial(_probabilities, float(sampler.temperature))
-    draws = {library().RandomSampler: _draw_token, library().TopPSampler: _draw_likely_token}
-    if type(sampler) in draws:
-        copy.get_next_token = functools.partial(draws[type(sampler)], copy)
+    if type(sampler) is library().RandomSampler:
+        copy.get_next_token = functools.partial(_draw, seed_generator=copy.seed_generator)
+    elif type(sampler) is library().TopPSampler:
+        copy.get_next_token = functools.partial(_draw_likely_token, copy)
     return copy
 
 
@@ -128,10 +124,6 @@ def _probabilities(temperature, log_probs):
     log_probs = ops.cast(log_probs, "float32")
     best = ops.max(log_probs, axis=-1, keepdims=True)
     return ops.softmax((log_probs - best) / temperature)
-
-
-def _draw_token(sampler, probabilities):
-    return _draw(probabilities, sampler.seed_generator)
 
 
 def _draw_likely_token(sampler, probabilities):
