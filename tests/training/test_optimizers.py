@@ -78,29 +78,15 @@ def test_momentum_accumulates_gradients_so_that_a_new_rate_acts_at_once(nesterov
 
 
 @pytest.mark.float64
-def test_amsgrad_divides_by_the_largest_second_moment(assert_close):
-    grads = np.array([[4.0], [0.25], [0.25]])
-    optimizer, w = Adam(0.125, amsgrad=True), variable([1.0])
-    m, v, largest, expected = 0.0, 0.0, 0.0, 1.0
-    for step, g in enumerate(grads[:, 0], start=1):
-        optimizer.apply([gradient([g])], [w])
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        largest = max(largest, v)
-        root = np.sqrt(largest / (1 - 0.999**step))
-        expected -= 0.125 * m / (1 - 0.9**step) / (root + 1e-8)
-    assert_close(ops.convert_to_tensor(w), np.array([expected]), "optimizer")
-
-
-@pytest.mark.float64
-def test_centered_rmsprop_with_momentum(assert_close):
+def test_rmsprop_with_momentum(assert_close):
     rng = np.random.default_rng(1)
     start, grads = rng.normal(size=3), rng.normal(size=(5, 3))
-    optimizer, w = RMSprop(0.01, rho=0.5, momentum=0.5, centered=True), variable(start)
-    mean, square, m, expected = np.zeros(3), np.zeros(3), np.zeros(3), start
+    optimizer, w = RMSprop(0.01, rho=0.5, momentum=0.5), variable(start)
+    square, m, expected = np.zeros(3), np.zeros(3), start
     for g in grads:
         optimizer.apply([gradient(g)], [w])
-        square, mean = 0.5 * square + 0.5 * g * g, 0.5 * mean + 0.5 * g
-        m = 0.5 * m + g / (np.sqrt(square - mean**2) + 1e-8)
+        square = 0.5 * square + 0.5 * g * g
+        m = 0.5 * m + g / (np.sqrt(square) + 1e-8)
         expected = expected - 0.01 * m
     assert_close(ops.convert_to_tensor(w), expected, "optimizer")
 
@@ -161,27 +147,6 @@ def test_gradient_accumulation_clips_the_mean():
 
 
 # ASGD
-
-
-@pytest.mark.slow_elsewhere
-@pytest.mark.float64
-def test_lambd_decays_weights_and_learning_rate(assert_close):
-    lambd, alpha, lr, l2, clip, t0 = 0.25, 0.5, 0.5, 0.125, 1.0, 2
-    optimizer = ASGD(lr, lambd, alpha, t0, l2=l2, clip_norm=clip)
-    rng = np.random.default_rng(0)
-    start, grads = rng.normal(size=3), rng.normal(size=(6, 3)) * 2
-    w = variable(start)
-    expected, average = start, np.zeros(3)
-    rate, share = lr, 1.0
-    for step, g in enumerate(grads, start=1):
-        optimizer.apply([gradient(g)], [w])
-        g = g * min(1, clip / (np.linalg.norm(g) + 1e-6)) + l2 * expected
-        expected = expected * (1 - lambd * rate) - rate * g
-        average = expected if share == 1 else average + share * (expected - average)
-        rate = lr / (1 + lambd * lr * step) ** alpha
-        share = 1 / max(1, step - t0)
-    assert_close(ops.convert_to_tensor(w), expected, "optimizer")
-    assert_close(ops.convert_to_tensor(optimizer._averages[0]), average, "optimizer")
 
 
 def one_weight(optimizer):
@@ -277,13 +242,12 @@ def test_a_keras_file_keeps_the_optimizer_and_its_state(cls, options, tmp_path):
 @pytest.mark.parametrize(
     ("cls", "wrong"),
     [
-        *[(cls, {"weight_decay": 0.5}) for cls in CLASSES.values()],
-        *[(Adam, {name: 0.5}) for name in ("clipnorm", "clipvalue", "global_clipnorm")],
+        *[(SGD, {name: 0.5}) for name in ("weight_decay", "clipnorm", "clipvalue")],
+        (Adam, {"amsgrad": True}),
+        (RMSprop, {"centered": True}),
         (Adam, {"l2": -1.0}),
         (Adam, {"clip_norm": 0.0}),
         (ASGD, {"lambd": -1.0}),
-        (ASGD, {"alpha": -0.5}),
-        (ASGD, {"t0": -1}),
         (ASGD, {"t0": 1e6}),
         (ASGD, {"use_ema": True}),
         (ASGD, {"momentum": 0.9}),

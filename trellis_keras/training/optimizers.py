@@ -22,6 +22,7 @@ from trellis_keras.types import Tensor
 # Keras' arguments: ours that replace them.
 _REPLACED = {"weight_decay": "l2"}
 _REPLACED |= dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), "clip_norm")
+_NOT_SUPPORTED = ("amsgrad", "centered")
 _NEVER = 2**31 - 1  # the largest step count that fits every backend's integer
 
 
@@ -32,6 +33,9 @@ class _ClippedL2Gradient(keras.optimizers.Optimizer):
         for name, other in _REPLACED.items():
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"{type(self).__name__} does not support `{name}`: use `{other}`.")
+        for name in _NOT_SUPPORTED:
+            if kwargs.get(name):
+                raise ValueError(f"{type(self).__name__} does not support `{name}`.")
         if not l2 >= 0:
             raise ValueError(f"`l2` must be >= 0. Received: l2={l2}")
         if clip_norm is not None and not clip_norm > 0:
@@ -148,7 +152,6 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
         beta_1: Float, decay rate of the first moment. Defaults to `0.9`.
         beta_2: Float, decay rate of the second moment. Defaults to `0.999`.
         epsilon: Float, added to the corrected root of the second moment. Defaults to `1e-8`.
-        amsgrad: Boolean, whether to divide by the largest v so far. Defaults to `False`.
         l2, clip_norm, **kwargs: As in `SGD`.
     """
 
@@ -158,14 +161,13 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
-        amsgrad: bool = False,
         *,
         l2: float = 0.0,
         clip_norm: float | None = None,
         name: str = "adam",
         **kwargs: Any,
     ) -> None:
-        moments = (beta_1, beta_2, epsilon, amsgrad)
+        moments = (beta_1, beta_2, epsilon)
         super().__init__(learning_rate, *moments, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
@@ -174,10 +176,6 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
         v = self._slot(self._velocities, variable)
         self.assign_add(m, ops.subtract(gradient, m) * (1 - self.beta_1))
         self.assign_add(v, ops.subtract(ops.square(gradient), v) * (1 - self.beta_2))
-        if self.amsgrad:
-            largest = self._slot(self._velocity_hats, variable)
-            self.assign(largest, ops.maximum(largest, v))
-            v = largest
         root = ops.sqrt(ops.divide(v, self._bias_correction(self.beta_2, variable)))
         rate = ops.cast(learning_rate, variable.dtype)
         rate = rate / self._bias_correction(self.beta_1, variable)
@@ -209,8 +207,6 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
         momentum: Float >= 0. Unlike in Keras, it accumulates scaled gradients, not steps. Defaults
             to `0.0`.
         epsilon: Float, added to the root of the mean square. Defaults to `1e-8`.
-        centered: Boolean, whether to subtract the squared mean of the gradient from the mean
-            square. Defaults to `False`.
         l2, clip_norm, **kwargs: As in `SGD`.
     """
 
@@ -220,34 +216,26 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
         rho: float = 0.99,
         momentum: float = 0.0,
         epsilon: float = 1e-8,
-        centered: bool = False,
         *,
         l2: float = 0.0,
         clip_norm: float | None = None,
         name: str = "rmsprop",
         **kwargs: Any,
     ) -> None:
-        settings = (rho, momentum, epsilon, centered)
+        settings = (rho, momentum, epsilon)
         super().__init__(learning_rate, *settings, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         gradient = self._add_l2(gradient, variable)
-        variance = self._update_mean(self._velocities, variable, ops.square(gradient))
-        if self.centered:
-            mean = self._update_mean(self._average_gradients, variable, gradient)
-            variance = ops.maximum(variance - ops.square(mean), 0)  # rounding may go below 0
-        step = gradient / (ops.sqrt(variance) + self.epsilon)
+        v = self._slot(self._velocities, variable)
+        mean_square = ops.multiply(v, self.rho) + ops.square(gradient) * (1 - self.rho)
+        self.assign(v, mean_square)
+        step = gradient / (ops.sqrt(mean_square) + self.epsilon)
         if self.momentum > 0:
             m = self._slot(self._momentums, variable)
             step = ops.multiply(m, self.momentum) + step
             self.assign(m, step)
         self.assign_sub(variable, step * ops.cast(learning_rate, variable.dtype))
-
-    def _update_mean(self, means, variable, value):
-        mean = self._slot(means, variable)
-        updated = ops.multiply(mean, self.rho) + value * (1 - self.rho)
-        self.assign(mean, updated)
-        return updated
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

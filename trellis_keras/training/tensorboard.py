@@ -43,9 +43,8 @@ class TextSamples(keras.callbacks.Callback):
         self, prompt: str | Sequence[int], directory: str | PathLike, *, length: int = 200
     ) -> None:
         super().__init__()
-        check_positive(length=length)
+        (self.length,) = check_positive(length=length)
         self.prompt = prompt
-        self.length = length
         self._sampler = samplers.library().RandomSampler(temperature=_TEMPERATURE)
         self._directory = directory
         self._writer: Any = None
@@ -86,15 +85,9 @@ class TextSamples(keras.callbacks.Callback):
         return f"After the prompt\n\n{_code(prompt)}\n\nthe model writes\n\n{_code(added)}"
 
 
-_WRAPPER = textwrap.TextWrapper(
-    80, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False
-)
-
-
 def _code(text):
     """Returns text as an indented Markdown block, displayed verbatim."""
-    lines = [part for line in text.splitlines() for part in _WRAPPER.wrap(line) or [""]]
-    return textwrap.indent("\n".join(lines), "    ", lambda line: True)
+    return textwrap.indent(text, "    ", lambda line: True)
 
 
 def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) -> None:
