@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras.layers.checks import check_choice, check_integer
+from trellis_keras.layers.checks import check_choice, check_integer, check_rates
 
 PIANO_KEYS = 88
 _LENGTHS = 4  # different lengths of batches of piano rolls
@@ -85,7 +85,8 @@ class TokenStream(keras.utils.PyDataset):
         self.context_length = check_integer("context_length", context_length, 0)
         self.stateful = bool(stateful)
         self.target_counting = target_counting
-        self._check_arguments()
+        check_choice("target_counting", target_counting, ("all", "original"))
+        self._check_sizes()
         # The tokens of a row, and its scored positions: [first, end).
         if target_counting == "all":
             self._row_length = -(-(len(self._tokens) - 1) // self.batch_size)
@@ -121,7 +122,8 @@ class TokenStream(keras.utils.PyDataset):
         return -(-(self._end - self._first) // self.output_length)
 
     def __getitem__(self, index: int) -> Batch:
-        _check_index(index, len(self))
+        if not 0 <= index < len(self):
+            raise IndexError(f"The stream has batches 0 to {len(self) - 1}. Received: {index}")
         start = self._first + index * self.output_length
         # Positions in the row, then in the text: (1, sequence_length), (batch_size, same).
         positions = np.arange(start - self.context_length, start + self.output_length)[None]
@@ -134,8 +136,7 @@ class TokenStream(keras.utils.PyDataset):
         counts = (positions < self._end) & (places <= last)
         return x, y, counts[:, self.context_length :].astype("float32")
 
-    def _check_arguments(self):
-        check_choice("target_counting", self.target_counting, ("all", "original"))
+    def _check_sizes(self):
         if self.stateful and self.context_length:
             raise ValueError(
                 "With stateful=True the model carries the context in its state, and "
@@ -180,12 +181,9 @@ class ExampleStream(keras.utils.PyDataset):
         return sum(-(-len(group) // self.batch_size) for group in self._groups)
 
     def __getitem__(self, index: int) -> Batch:
-        _check_index(index, len(self))
         epoch, plan = self._planned
         if epoch != self.epoch:
-            epoch = self.epoch
-            plan = self._plan(epoch)
-            self._planned = epoch, plan
+            epoch, plan = self._planned = self.epoch, self._plan(self.epoch)
         group, rows = plan[index]
         counts = (np.arange(self.batch_size) < len(rows)).astype("float32")
         return self._batch(group, np.resize(rows, self.batch_size), counts)
@@ -253,11 +251,6 @@ class SequenceStream(ExampleStream):
         _check_examples(self._x, self._y, self._weight)
         super().__init__([np.arange(len(self._x))], batch_size, seed, shuffle)
 
-    @property
-    def sequences_counted(self) -> int:
-        """Number of examples in one epoch."""
-        return len(self._x)
-
     def _batch(self, group, rows, counts):
         if self._weight is not None:
             weight = self._weight[rows]
@@ -314,10 +307,7 @@ class PianoRollStream(ExampleStream):
         _check_rolls(rolls)
         if not 0 <= transpose <= 1:
             raise ValueError(f"`transpose` must be in [0, 1]. Received: transpose={transpose}")
-        if not 0 <= note_dropout < 1:
-            raise ValueError(
-                f"`note_dropout` must be in [0, 1). Received: note_dropout={note_dropout}"
-            )
+        check_rates(note_dropout=note_dropout)
         self._transpose, self._note_dropout = transpose, note_dropout
         self._rolls = rolls
         steps = np.array([len(roll) - 1 for roll in rolls])
@@ -391,30 +381,22 @@ def _check_rolls(rolls):
             raise ValueError(f"Piano roll {i} must contain only 0 and 1. Received: {wrong.flat[0]}")
 
 
-def _check_index(index, length):
-    if not 0 <= index < length:
-        raise IndexError(f"The stream has batches 0 to {length - 1}. Received: {index}")
-
-
 def _check_tokens(tokens):
     tokens = np.asanyarray(tokens)  # keeps a memory map
-    if tokens.ndim != 1:
-        raise ValueError(f"`tokens` must be rank 1, (N,). Received: shape {tokens.shape}")
-    if not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(f"`tokens` must be integers. Received: dtype {tokens.dtype}")
-    if len(tokens) < 2:
-        raise ValueError(f"`tokens` needs at least 2 tokens. Received: {len(tokens)}")
+    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer) or len(tokens) < 2:
+        raise ValueError(
+            "`tokens` must be an array (N,) of at least 2 integers. "
+            f"Received: shape {tokens.shape}, dtype {tokens.dtype}"
+        )
     return tokens
 
 
 def _check_examples(x, y, weight):
-    if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
+    if x.ndim < 1 or y.ndim < 1 or not len(x) == len(y) > 0:
         raise ValueError(
-            "`x` and `y` must have the same number of examples, their first axis. "
+            "`x` and `y` must have the same number of examples, at least one, as their first axis. "
             f"Received: shapes {x.shape} and {y.shape}"
         )
-    if not len(x):
-        raise ValueError("A stream needs at least one example. Received: none")
     if weight is None:
         return
     if weight.ndim not in (1, 2) or weight.shape != y.shape[: weight.ndim]:

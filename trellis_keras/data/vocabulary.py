@@ -26,7 +26,7 @@ _WORDS_AND_ENDS = re.compile(r"\n|\S+")
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class Vocabulary:
-    """An immutable, ordered list of tokens; the position of a token is its id.
+    """An ordered list of tokens; the position of a token is its id.
 
     Words are separated by white space, and every line ends with the token `"<eos>"`. In a character
     vocabulary each character is a token, including the newline `"\\n"`. Bytes are those of the
@@ -38,6 +38,9 @@ class Vocabulary:
         unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
         unknown: String, the token that replaces symbols outside the vocabulary, such as `"<unk>"`.
             Defaults to `None`: such symbols raise an error.
+
+    Attributes:
+        tokens, unit, unknown: The arguments, the tokens as a tuple. They do not change.
 
     Example:
 
@@ -51,9 +54,9 @@ class Vocabulary:
     def __init__(self, tokens: Iterable[str], unit: str = "word", unknown: str | None = None):
         tokens = tuple(tokens)
         _check_vocabulary(tokens, unit, unknown)
-        self._tokens = tokens
-        self._unit = unit
-        self._unknown = unknown
+        self.tokens = tokens
+        self.unit = unit
+        self.unknown = unknown
         self._index = {token: i for i, token in enumerate(tokens)}
         if unit != "word":
             # The id of each code point, followed by -1 for all larger ones.
@@ -88,29 +91,14 @@ class Vocabulary:
         """Builds a word vocabulary from {word: count}, in the order of `from_text`."""
         return cls(sorted(counts, key=lambda word: (-counts[word], word)), "word", unknown)
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """All tokens in the order of their ids."""
-        return self._tokens
-
-    @property
-    def unit(self) -> str:
-        """`"word"`, `"character"` or `"byte"`."""
-        return self._unit
-
-    @property
-    def unknown(self) -> str | None:
-        """The token that replaces unknown symbols, or `None`."""
-        return self._unknown
-
     def __len__(self):
-        return len(self._tokens)
+        return len(self.tokens)
 
     def __eq__(self, other):
         return isinstance(other, Vocabulary) and self.get_config() == other.get_config()
 
     def __hash__(self):
-        return hash((self._tokens, self._unit, self._unknown))
+        return hash((self.tokens, self.unit, self.unknown))
 
     def encode(self, text: str | bytes, final_eos: bool = True) -> np.ndarray:
         """Encodes text as token ids.
@@ -127,17 +115,17 @@ class Vocabulary:
             ValueError: If the text has unknown symbols and there is no `unknown` token, or is bytes
                 and the vocabulary is not.
         """
-        text = _as_read(text, self._unit)
-        if self._unit == "word":
+        text = _as_read(text, self.unit)
+        if self.unit == "word":
             words = _split_words(text, final_eos)
             ids = np.fromiter((self._index.get(word, -1) for word in words), dtype="int32")
         else:
             ids = self._encode_symbols(text)
         missing = np.flatnonzero(ids < 0)
         if missing.size:
-            if self._unknown is None:
-                raise ValueError(self._describe_missing(self._symbols(text), missing))
-            ids[missing] = self._index[self._unknown]
+            if self.unknown is None:
+                raise ValueError(self._describe_missing(text, missing))
+            ids[missing] = self._index[self.unknown]
         return ids
 
     def decode(self, ids: Any) -> str:
@@ -156,17 +144,17 @@ class Vocabulary:
         if ids.size == 0:
             return ""
         check_tokens(ids, len(self))
-        symbols = [self._tokens[i] for i in ids]
-        if self._unit == "character":
+        symbols = [self.tokens[i] for i in ids]
+        if self.unit == "character":
             return "".join(symbols)
-        if self._unit == "byte":
+        if self.unit == "byte":
             return "".join(symbols).encode("latin-1").decode("utf-8", "replace")
         lines = " ".join("\n" if word == EOS else word for word in symbols)
         return lines.replace(" \n", "\n").replace("\n ", "\n")
 
     def get_config(self) -> dict:
         """Returns the constructor's arguments as a JSON-serializable dict."""
-        return {"tokens": list(self._tokens), "unit": self._unit, "unknown": self._unknown}
+        return {"tokens": list(self.tokens), "unit": self.unit, "unknown": self.unknown}
 
     @classmethod
     def from_config(cls, config: dict) -> "Vocabulary":
@@ -194,19 +182,15 @@ class Vocabulary:
             ids[start : start + _CHUNK] = self._ids.take(codes, mode="clip")
         return ids
 
-    def _symbols(self, text):
-        """Returns the symbols of a text as a sequence."""
-        if self._unit == "word":
-            return list(_split_words(text))
+    def _describe_missing(self, text, missing):
         # The items of a memoryview are bytes, not integers.
-        return text if self._unit == "character" else memoryview(text).cast("c")
-
-    def _describe_missing(self, symbols, missing):
+        symbols = memoryview(text).cast("c") if self.unit == "byte" else text
+        symbols = list(_split_words(text)) if self.unit == "word" else symbols
         distinct = list(dict.fromkeys(symbols[i] for i in missing))
         named = ", ".join(map(repr, distinct[:_MAX_NAMED]))
         more = ", ..." if len(distinct) > _MAX_NAMED else ""
         return (
-            f"The text has symbols unknown to the vocabulary of {len(self)} {self._unit}s, "
+            f"The text has symbols unknown to the vocabulary of {len(self)} {self.unit}s, "
             f"which has no unknown token: {named}{more} "
             f"({len(distinct)} distinct, {len(missing)} in total)."
         )
