@@ -1,5 +1,6 @@
 """What layers for sequences share: `output_length`, any length, sizes, seeds, freezing."""
 
+import contextlib
 import functools
 import json
 
@@ -8,18 +9,15 @@ import numpy as np
 import pytest
 
 from tests.support.layer_checks import assert_close, made, noise
-from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras import kernels
 from trellis_keras.layers import (
     LRU,
     TCN,
     AdaptiveSoftmax,
-    DenseHead,
     GridLSTMCell,
     LRUCell,
     RHNCell,
     StackedRNN,
-    TCNBlock,
     TrellisLayer,
 )
 from trellis_keras.layers.seeds import sub_seed
@@ -49,24 +47,6 @@ def test_output_length_of_a_call(make):
             call(x, output_length=7)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        TCN(2, depth=1),
-        TCNBlock(2, 3),
-        TrellisLayer(4, 2),
-        LRU(3),
-        StackedRNN([keras.layers.GRU(3, return_sequences=True, return_state=True)]),
-    ],
-    ids=lambda x: x.name,
-)
-def test_inputs_without_steps(layer):
-    with pytest.raises(
-        ValueError, match=rf"{layer.name} needs .*at least one time step.*\(2, 0, 3\)"
-    ):
-        layer(np.zeros((2, 0, 3), "float32"))
-
-
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX knows every length")
 @pytest.mark.parametrize("make", [TrellisLayer, lambda *a, **k: TCN(a[0], 2, a[1], **k)])
 def test_output_length_of_an_unknown_length(make):
@@ -85,34 +65,26 @@ def test_output_length_of_an_unknown_length(make):
 @pytest.mark.parametrize(
     "make",
     [
-        functools.partial(TrellisLayer, 4, 5, dilation_rate=[1, 8]),
-        functools.partial(TrellisLayer, 4, 5, cell="gru", kernel_size=5),
+        functools.partial(TrellisLayer, 4, 5, cell="gru", kernel_size=3, dilation_rate=[1, 8]),
         functools.partial(TCN, 5, 3, depth=4),
     ],
-    ids=["dilation", "kernel", "tcn"],
+    ids=["trellis", "tcn"],
 )
-@pytest.mark.parametrize("output_length", [None, pytest.param(1, marks=SLOW_ON_JAX)])
-def test_inputs_shorter_than_a_dilation(make, output_length):
+def test_inputs_shorter_than_a_dilation(make):
     """They equal the first steps of longer inputs, with and without kernels."""
     layer, x = made(make, (2, None, 3)), noise(2, 20, 3)
     expected = np.asarray(layer(x))
-    for time in (1, 3, 7):
-        first = slice(0, time) if output_length is None else slice(time - 1, time)
-        assert_close(layer(x[:, :time], output_length=output_length), expected[:, first])
-        with kernels.disabled():
-            found = layer(x[:, :time], output_length=output_length)
-        assert_close(found, expected[:, first])
+    for time, output_length in ((1, None), (3, None), (7, 1)):
+        first = slice(time - (output_length or time), time)
+        for context in (contextlib.nullcontext, kernels.disabled):
+            with context():
+                found = layer(x[:, :time], output_length=output_length)
+            assert_close(found, expected[:, first])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        functools.partial(TCN, 4, 2, 2, return_sequences=False),
-        pytest.param(functools.partial(LRU, 3, 1, return_sequences=False), marks=pytest.mark.slow),
-    ],
-)
-def test_training_with_xla_on_any_length(make):
-    layer = made(make, (1, 1, 3))
+@pytest.mark.parametrize("kind", [TCN, LRU])
+def test_training_with_xla_on_any_length(kind):
+    layer = made(functools.partial(kind, 3, depth=2, return_sequences=False), (1, 1, 3))
     model = keras.Sequential([keras.Input((None, 3)), keras.layers.Masking(), layer])
     model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
     for batch, time in ((4, 9), (3, 7)):
@@ -124,16 +96,13 @@ def test_training_with_xla_on_any_length(make):
 
 
 LAYERS = {
-    "TrellisLayer": (TrellisLayer, {"units": N(4), "depth": N(2)}),
-    "dilations": (TrellisLayer, {"units": 4, "depth": 3, "dilation_rate": 2 ** np.arange(3)}),
-    "TCN": (TCN, {"filters": N(4), "kernel_size": N(3), "depth": N(2)}),
+    "TrellisLayer": (
+        TrellisLayer,
+        {"units": N(4), "depth": N(3), "dilation_rate": 2 ** np.arange(3)},
+    ),
     "TCN of a list": (TCN, {"filters": [N(4), N(5)], "kernel_size": 2, "dilations": [N(1), N(3)]}),
-    "TCNBlock": (TCNBlock, {"filters": N(4), "kernel_size": N(2), "dilation_rate": N(2)}),
     "LRU": (LRU, {"units": N(4), "depth": N(2), "cells_per_node": N(1)}),
-    "LRUCell": (LRUCell, {"units": N(4)}),
-    "RHNCell": (RHNCell, {"units": N(4), "transition_depth": N(2)}),
     "GridLSTMCell": (GridLSTMCell, {"units": N(4), "depth": N(2)}),
-    "DenseHead": (DenseHead, {"vocabulary_size": N(9)}),
     "AdaptiveSoftmax": (AdaptiveSoftmax, {"vocabulary_size": N(9), "cutoffs": [N(4)]}),
 }
 
@@ -214,33 +183,14 @@ def test_every_weight_has_numbers_of_its_own(name):
         assert len({w.tobytes() for w in drawn}) == len(drawn)
 
 
-@pytest.mark.parametrize(
-    ("make", "part"),
-    [
-        (lambda: TrellisLayer(4, 2), lambda layer: layer.kernel),
-        (lambda: LRU(4), lambda layer: layer.cells[1]),
-        (lambda: TCN(4, 2, 2), lambda layer: layer.blocks[0]),
-    ],
-)
-def test_frozen_parts_are_saved(make, part, tmp_path):
-    layer = make()
-    model = keras.Sequential([keras.Input((None, 3)), layer])
-    part(layer).trainable = False
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert not part(loaded.layers[0]).trainable
-    assert len(loaded.trainable_weights) == len(model.trainable_weights) < len(model.weights)
-
-
 @pytest.mark.filterwarnings("ignore:.*`quantize` method")
 @pytest.mark.parametrize(
     ("make", "mode"),
     [
         (lambda: LRU(4), "int8"),
-        (lambda: TCN(4, 2, 2), "int4"),
         (lambda: keras.layers.Bidirectional(TCN(4, 2, 2)), "float8"),
     ],
-    ids=["int8", "int4", "float8 in a layer"],
+    ids=["int8", "float8 in a layer"],
 )
 def test_quantized_parts_are_saved(make, mode, tmp_path):
     model = keras.Sequential([keras.Input((None, 3)), make(), keras.layers.Dense(5)])

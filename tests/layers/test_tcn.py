@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, tcn_layer, to_keras_time, variables_and_references
+from tests.support.golden import (
+    check_gradients,
+    family,
+    matched_variables,
+    tcn_layer,
+    to_keras_time,
+)
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_close,
@@ -36,7 +42,6 @@ def test_authors_results(case, golden, assert_close):
     arrays = golden(f"tcn_core_{case}")
     layer = tcn_layer(arrays)
     reference = family(arrays, "grad")
-    gradients = variables_and_references(layer, reference)
 
     def loss(x):
         y = layer(x)
@@ -46,15 +51,14 @@ def test_authors_results(case, golden, assert_close):
         return ops.sum(ops.square(y)), (y, blocks[1:])
 
     (value, (y, blocks)), by_variable, (by_x,) = value_and_gradients(
-        loss, [variable for _, variable, _ in gradients], to_keras_time(arrays["in.x"])
+        loss, matched_variables(layer), to_keras_time(arrays["in.x"])
     )
     assert_close(y, to_keras_time(arrays["out.y_f64"]), "output", "y")
     for i, block in enumerate(blocks):
         assert_close(block, to_keras_time(arrays[f"out.block{i}_f64"]), "output", f"block {i}")
     assert_close(value, arrays["out.loss_f64"], "output", "loss")
     assert_close(by_x, to_keras_time(reference["x"]), "gradient", "x")
-    for (name, _, expected), gradient in zip(gradients, by_variable, strict=True):
-        assert_close(gradient, expected, "gradient", name)
+    check_gradients(layer, by_variable, reference, assert_close)
 
 
 # The shared check
@@ -132,7 +136,7 @@ def moving_statistics(layer):
 @both
 def test_statistics_of_a_batch_are_those_of_all_steps():
     found = []
-    for options in ({}, {"return_sequences": False}, {"output_length": 2}):
+    for options in ({}, {"return_sequences": False}):
         make = functools.partial(TCN, 4, 2, depth=2, normalization="batch")
         layer = made(functools.partial(make, **options), (2, 9, 3))
         y = layer(noise(2, 9, 3), training=True)
@@ -222,21 +226,6 @@ def test_only_the_cone_is_computed():
     assert [positions for _, positions in seen] == [20] * 4
 
 
-def test_streaming_without_kernels():
-    layer = made(LAYERS["other options"], (2, 9, 4))
-    first, between = layer.prefill(noise(2, 9, 4))
-    second, last = layer.prefill(noise(2, 3, 4, seed=1), between)
-    with kernels.disabled():
-        plain_first, plain_between = layer.prefill(noise(2, 9, 4))
-        plain_second, plain_last = layer.prefill(noise(2, 3, 4, seed=1), plain_between)
-    for found, expected in zip(
-        keras.tree.flatten([first, second, between, last]),
-        keras.tree.flatten([plain_first, plain_second, plain_between, plain_last]),
-        strict=True,
-    ):
-        assert_close(found, expected)
-
-
 def test_centered_taps():
     """With padding="same" an output depends on as many later inputs as earlier ones."""
     layer = made(functools.partial(TCN, 3, 3, 2, padding="same", activation="silu"), (1, 1, 2))
@@ -300,21 +289,17 @@ def test_dropout_kinds():
     ("argument", "options"),
     [
         ("kernel_size", {"kernel_size": 1}),
-        ("dilations", {"depth": None, "dilations": [1, 0]}),
         ("dilations", {"depth": None, "dilations": [1, 2**40]}),
         ("dilations", {"depth": None, "dilations": 2}),
         ("depth", {"depth": 32}),
         ("filters", {"filters": [4, 5]}),
         ("depth", {"dilations": [1, 2]}),
         ("depth", {"depth": None}),
-        ("`dilations`", {"depth": None, "dilations": []}),
         ("padding", {"padding": "valid"}),
         ("padding", {"padding": "same", "return_sequences": False}),
         ("output_length", {"go_backwards": True, "output_length": 1}),
         ("dropout_kind", {"dropout_kind": "channel"}),
-        ("normalization", {"normalization": "instance"}),
         ("skip_connections", {"skip_connections": True, "filters": [4, 5, 6]}),
-        ("output_length", {"return_sequences": False, "output_length": 2}),
     ],
 )
 def test_bad_arguments(argument, options):

@@ -183,10 +183,9 @@ def test_equation(name, plain, floatx):
 CASES = {
     "chop": (14, 5, False, False, {"depth": 8, "aux_every": 3, "return_aux": True}),
     "last step": (12, 1, True, False, {"depth": 8, "return_state": True}),
+    "odd": (7, 7, True, False, {"depth": 6}),
     "dilation cycle": (15, 4, True, False, {"depth": 7, "dilation_rate": [1, 3]}),
     "doubling": (32, 1, False, False, {"depth": 6, "dilation_rate": DOUBLING, "unroll": None}),
-    "two outputs": (32, 2, False, False, {"depth": 6, "dilation_rate": DOUBLING, "unroll": None}),
-    "kernel 1": (9, 4, True, False, {"kernel_size": 1, "dilation_rate": 2}),
     "kernel 3": (13, 4, True, False, {"kernel_size": 3, "weight_norm": True}),
     "gru": (10, 5, True, False, {"depth": 6, "cell": "gru", "aux_every": 3, "return_aux": True}),
     "starts": (12, 4, True, True, {"depth": 7, "groups": [1, 2, 1], "group_starts": [1, 4, 3]}),
@@ -194,11 +193,8 @@ CASES = {
         *(10, 3, True, False),
         {"depth": 6, "groups": [2, 2], "kernel_structure": "mixed_group"},
     ),
-    "rnn": (12, 5, False, False, {"depth": 7, "cell": "rnn", "injection_every": 3}),
     "user": (10, 4, True, False, {"cell": "user", "injection_every": 2}),
     "masked": (12, 4, True, True, {"depth": 6, "return_state": True, "dilation_rate": [2, 1]}),
-    "masked from zeros": (12, 4, False, True, {}),
-    "unrolled": (10, 3, True, True, {"unroll": True}),
 }
 
 
@@ -233,13 +229,14 @@ def fix_masks(layer):
 
 @in_double
 @pytest.mark.parametrize("name", slow_but(CASES, "chop", "masked", "groups", mark=SLOW_ON_JAX))
-def test_kernels_equal_the_plain_pass(name, floatx, loops):
+def test_kernels_equal_the_plain_pass(name, floatx, loops, monkeypatch):
+    monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
     check_case(name)
 
 
 @in_double
 @only_tensorflow
-@pytest.mark.parametrize("name", slow_but(["dilation cycle", "user", "masked", "groups"], "masked"))
+@pytest.mark.parametrize("name", slow_but(["user", "masked", "groups"], "masked"))
 def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
     check_case(name, how="xla")
@@ -249,12 +246,7 @@ def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
 @only_tensorflow
 @pytest.mark.parametrize(
     "name, how, rematerialize",
-    [
-        ("last step", "xla", False),
-        pytest.param("chop", "graph", True, marks=pytest.mark.slow),
-        pytest.param("chop", "xla", False, marks=pytest.mark.slow),
-        pytest.param("last step", "graph", True, marks=pytest.mark.slow),
-    ],
+    [("odd", "xla", False), ("chop", "graph", True)],
 )
 def test_fused_loop(name, how, rematerialize, floatx, loops, monkeypatch):
     from trellis_keras.kernels import depth_loop_tf
@@ -379,10 +371,9 @@ def test_unknown_length(floatx):
 
 @pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("unroll", [True, False])
-def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll):
+def test_half_precision_keeps_states_and_weight_gradients_in_full():
     # Without weight dropout, whose kernels are scaled to a precision of 8 bits.
-    options = {"depth": 6, "return_state": True, "dropout": 0.4, "unroll": unroll}
+    options = {"depth": 6, "return_state": True, "dropout": 0.4, "unroll": False}
     full, half = (
         made(maker(**options), (3, 12, CHANNELS), dtype=d) for d in ("float32", "mixed_bfloat16")
     )
@@ -487,22 +478,15 @@ def test_last_step_of_rows_of_different_lengths(floatx):
     [
         ({"output_units": 9}, "output_units"),
         ({"dilation_rate": [1, 0]}, "dilation_rate"),
-        ({"dropout": 2}, "`dropout`"),
-        ({"weight_dropout": 2}, "`weight_dropout`"),
         ({"output_length": 3, "return_sequences": False}, "output_length"),
         ({"aux_every": 6}, "aux_every"),
-        ({"aux_from": "middle"}, "aux_from"),
         ({"return_aux": True}, "aux_every"),
         ({"cell": "lstn"}, "cell"),
         ({"cell": ScaledGate(7)}, "units=8"),
-        ({"cell": ScaledGate}, "instance"),
-        ({"kernel_structure": "sparse"}, "kernel_structure"),
         ({"kernel_structure": "mixed_group"}, "groups"),
         ({"groups": [3, 5]}, "groups"),
         ({"kernel_structure": "mixed_group", "groups": [3, 4]}, "groups"),
-        ({"kernel_structure": "mixed_group", "groups": [8, 0]}, "groups"),
         ({"kernel_structure": "mixed_group", "groups": [4, 4], "depth": 1}, "depth"),
-        ({"groups": [3, 5], "group_starts": [1]}, "group_starts"),
         ({"groups": [3, 5], "group_starts": [1, 6]}, "group_starts"),
         ({"unroll": "yes"}, "unroll"),
         ({"go_backwards": True, "stateful": True}, "stateful"),
@@ -621,28 +605,20 @@ def program_size(layer):
     return len(definition.node) + sum(functions)
 
 
-def cell_of(result):
-    """A cell of this function of pre-activations and states."""
-
-    class Gates(GatedActivation):
-        def call(self, inputs, states):
-            return result(ops.tanh(inputs), states)
-
-    return Gates(UNITS)
-
-
 @pytest.mark.both_backends
 @pytest.mark.parametrize(
     "result",
     [
         lambda h, states: h,
-        lambda h, states: (h, h),
         lambda h, states: (h, [h, h]),
         lambda h, states: (h, [h + 1]),
         lambda h, states: (h[..., :-1], [h[..., :-1]]),
     ],
-    ids=["no states", "no list", "another number", "another h", "another shape"],
 )
 def test_a_cell_that_breaks_its_contract_is_named(result):
+    class Gates(GatedActivation):
+        def call(self, inputs, states):
+            return result(ops.tanh(inputs), states)
+
     with pytest.raises(ValueError, match=r"Gates.*must return \(h, states\).*Received: shapes"):
-        TrellisLayer(UNITS, 3, cell=cell_of(result))(np.zeros((2, 5, 3), "float32"))
+        TrellisLayer(UNITS, 3, cell=Gates(UNITS))(np.zeros((2, 5, 3), "float32"))

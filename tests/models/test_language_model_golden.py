@@ -5,9 +5,18 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats, language_model, log_softmax, to_ours, variables_of
+from tests.support.golden import (
+    check_gradients,
+    family,
+    floats,
+    language_model,
+    log_softmax,
+    matched_variables,
+    variables_and_references,
+)
 from tests.support.gradients import value_and_gradients
 from tests.support.parameters import SLOW_ON_JAX, slow_but
+from trellis_keras.torch_weights import parameters
 from trellis_keras.training.optimizers import SGD, Adam
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
@@ -58,13 +67,14 @@ def put_masks(model, masks, config):
         mask = floats(mask) / (1 - layer.rate)
         layer.draw = lambda shape: ops.convert_to_tensor(mask)
 
-    def kernel_mask(mask):
-        return to_ours("kernel", mask)
+    def kernel_mask(layer, mask):
+        (convert,) = (p.convert for p in parameters(backbone) if p.variable is layer.kernel)
+        return convert(mask)
 
     fixed(model.embedding_dropout, masks["emb"])
     fixed(model.input_dropout, masks["input"])
-    fixed(backbone.kernel.drop_connect, kernel_mask(masks["weight1"]))
-    fixed(backbone.recurrent_kernel.drop_connect, kernel_mask(masks["weight2"]))
+    for layer, name in ((backbone.kernel, "weight1"), (backbone.recurrent_kernel, "weight2")):
+        fixed(layer.drop_connect, kernel_mask(layer, masks[name]))
     fixed(backbone.hidden_dropout, masks["hidden"].transpose(0, 2, 1))
     fixed(model.output_dropout, masks["output"])
     fixed(model.aux_dropout, masks["aux_output"])
@@ -99,13 +109,11 @@ def test_training_loss_and_gradients(case, logits_at_once, golden, assert_close,
     rows = min(config["seq_len"], stream.shape[1] - 1)
     x, y = stream[:, :rows], stream[:, config["horizon"] + 1 : rows + 1]
     (loss, _), gradients, _ = value_and_gradients(
-        lambda: scored(model, x, y), list(variables_of(model).values())
+        lambda: scored(model, x, y), matched_variables(model)
     )
     assert_close(loss, arrays["out.loss_f64"], "lm_output", "loss")
     reference = family(arrays, "grad") | family(arrays, "gradfull")
-    for name, gradient in zip(variables_of(model), gradients, strict=True):
-        wanted = to_ours(name, reference[name])
-        assert_close(ops.convert_to_numpy(gradient), wanted, "lm_gradient", name)
+    check_gradients(model, gradients, reference, assert_close, "lm_gradient")
 
 
 TRAJECTORIES = ["word_sgd", "word_sgd_bigger_init", "char_adam_repack_wnorm"]
@@ -162,8 +170,7 @@ def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
         losses.append(model.train_on_batch(x, y, return_dict=True)["loss"])
         if step in (0, len(batches) - 1):
             reference = family(arrays, "param1" if step == 0 else "paramN")
-            for name, variable in variables_of(model).items():
-                wanted = to_ours(name, reference[name])
+            for name, variable, wanted in variables_and_references(model, reference):
                 assert_close(ops.convert_to_numpy(variable), wanted, "trajectory_weight", name)
     assert_close(floats(losses), arrays["out.loss_f64"], "trajectory_loss", "loss")
     after = evaluate(model, evaluation)

@@ -40,8 +40,8 @@ def of_cells(cell, **options):
     return StackedRNN([keras.layers.RNN(cell, **STATES)], **options)
 
 
-def lattice(variant, units):
-    cells = [LRUCell(units, variant, convention="authors") for _ in range(2)]
+def lattice(units):
+    cells = [LRUCell(units, "ug", convention="authors") for _ in range(2)]
     return of_cells(cells, stateful=True)
 
 
@@ -102,14 +102,11 @@ CASES = {
     "lstm": ("lstm", partial(library, keras.layers.LSTM), lstm_weights),
     "gru": ("gru", partial(library, keras.layers.GRU), gru_weights),
     "highway": ("highway", highway, rhn_weights),
-    **{name: (name, partial(lattice, v), lru_weights) for name, v in VARIANTS.items()},
-    **{
-        f"{name} as one layer": (name, partial(lattice_layer, v), lru_weights)
-        for name, v in VARIANTS.items()
-    },
+    "cells": ("lru", lattice, lru_weights),
+    **{name: (name, partial(lattice_layer, v), lru_weights) for name, v in VARIANTS.items()},
 }
 # Those that JAX and float64 repeat in each run.
-OFTEN = ("lstm", "highway", "lru as one layer")
+OFTEN = ("lstm", "highway", "lru")
 cases = pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.slow_elsewhere) for c in CASES],

@@ -48,19 +48,6 @@ def gradients_of_run(arrays, memory=""):
     }
 
 
-def to_ours(name, array):
-    """Lays an array of the authors' parameter `name` (or of its gradient) out as ours."""
-    if name.startswith("mixsoft"):
-        return array.T
-    if name.startswith(("encoder", "decoder")):
-        return array
-    blocks = np.split(array, 4)
-    array = np.concatenate([blocks[i] for i in (0, 3, 2, 1)])
-    if name.endswith("_g"):
-        return array.reshape(-1)
-    return array.transpose(2, 1, 0) if array.ndim == 3 else array
-
-
 def highway_weights(theirs, prefix, depth):
     """The authors' arrays laid out as the weights of an `RHNCell`, in their order.
 
@@ -97,28 +84,6 @@ def either(a, b):
 def to_keras_time(array):
     """(batch, channels, time) -> (batch, time, channels)."""
     return floats(array).transpose(0, 2, 1)
-
-
-def variables_of(layer):
-    """{the authors' name: our variable} of a TrellisLayer or a LanguageModel around one."""
-    if isinstance(layer, LanguageModel):
-        head = layer.head
-        found = {"encoder.weight": layer.embedding.embeddings, "decoder.bias": head.bias}
-        if isinstance(head, MixtureOfSoftmaxes):
-            found |= {
-                "mixsoft.prior.weight": head.prior_kernel,
-                "mixsoft.prior.bias": head.prior_bias,
-                "mixsoft.latent.weight": head.latent_kernel,
-                "mixsoft.latent.bias": head.latent_bias,
-            }
-        return variables_of(layer.backbone) | found
-    found = {"bias2": layer.bias}
-    for name, kernel in (("weight1", layer.kernel), ("weight2", layer.recurrent_kernel)):
-        suffix = "_v" if layer.weight_norm else ""
-        found[name + suffix] = kernel.kernel
-        if layer.weight_norm:
-            found[name + "_g"] = kernel.gain
-    return found
 
 
 def core_layer(arrays, **options):
@@ -223,3 +188,15 @@ def variables_and_references(model, reference):
         (", ".join(names), variable, convert(*(arrays[name] for name in names)))
         for variable, names, convert in parameters(model)
     ]
+
+
+def matched_variables(model):
+    """Our variables, in the order of `variables_and_references`."""
+    return [parameter.variable for parameter in parameters(model)]
+
+
+def check_gradients(model, gradients, reference, assert_close, kind="gradient"):
+    """Compares the gradients of the `matched_variables` with the authors'."""
+    references = variables_and_references(model, reference)
+    for (name, _, wanted), gradient in zip(references, gradients, strict=True):
+        assert_close(keras.ops.convert_to_numpy(gradient), wanted, kind, name)

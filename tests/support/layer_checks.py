@@ -98,7 +98,7 @@ def _constructor_arguments(cls):
 
 
 def check_inputs(make, input_shape):
-    """Inputs of another rank or width are refused, by the layer or by Keras once it is built."""
+    """Inputs without steps, and of another rank or width, are refused by the layer or by Keras."""
     batch, time, channels = input_shape
     layer = made(make, input_shape)
     for each in (make(), layer):
@@ -107,6 +107,8 @@ def check_inputs(make, input_shape):
     for wrong in (channels - 1, 2 * channels):  # a convolution in groups would take a multiple
         with pytest.raises(ValueError, match=rf"value {channels}, but received .* {wrong}\)"):
             layer(noise(batch, time, wrong))
+    with pytest.raises(ValueError, match="at least one time step"):
+        layer(noise(batch, 0, channels))
 
 
 def check_shapes(make, input_shape):

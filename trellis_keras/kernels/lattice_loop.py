@@ -103,21 +103,16 @@ def lattice_loop(
 def _time_loop(
     gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, compute_dtype, product, return_gates
 ):  # fmt: skip
-    """Computes the state h2 at all steps.
+    """Computes the state h2 (time, batch, units) before each step, and the last h2.
 
     Args:
         gate_inputs: Contribution of h1 and the bias to z2 and r2, (time, batch, 2 * units).
         p_inputs: Their contribution to p1, (time, batch, units).
         h2: The initial state, (batch, units).
-        gate_kernel: The kernel of h2 in z2 and r2, (units, 2 * units).
-        p_kernel: The kernel of r2 * h2 in p1, (units, units).
+        gate_kernel, p_kernel: The kernels of h2 in z2 and r2, and of r2 * h2 in p1.
         mask, compute_dtype: See `lattice_loop`.
         product: Function that multiplies rows by a kernel.
-        return_gates: Whether other equations read z2 or r2.
-
-    Returns:
-        h2 before each step (time, batch, units), the last h2, and, with `return_gates`, the
-        concatenation of z2 and r2 (time, batch, 2 * units).
+        return_gates: Whether to also return z2 and r2 of all steps, side by side.
     """
 
     @custom_gradient

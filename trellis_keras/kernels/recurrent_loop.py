@@ -132,15 +132,8 @@ def _product(compute_dtype, dtype):
 def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype, product):
     """Computes h at all steps (time, batch, units), and the last states.
 
-    Args:
-        x: Contribution of the inputs, (time, batch, blocks * units).
-        kernel: The recurrent kernel, (units, blocks * units).
-        bias: List of at most one bias of m.
-        states: List of the initial states, each (batch, units).
-        valid: List of at most one mask (time, batch, 1): 1 at steps that count, 0 at others.
-        equations: `LSTM`, `GRU` or `ELMAN`.
-        compute_dtype: Dtype of the products' operands.
-        product: Function that multiplies rows by a kernel.
+    x (time, batch, blocks * units) is the contribution of the inputs. `bias` and `valid` are lists
+    of at most one: the bias of m, and a mask (time, batch, 1), 1 at steps that count.
     """
     operand = ops.cast(kernel, compute_dtype)  # once, not in each step
 

@@ -49,23 +49,6 @@ _REMOVED = {
 }
 
 
-def causal_convolution(
-    x: Tensor, kernel: Tensor, dilation_rate: int, past: Tensor | None = None
-) -> Tensor:
-    """Causal convolution of x (batch, time, in) with a kernel (tap, in, out).
-
-    The last tap acts on the current step. `past` are the (taps - 1) * dilation_rate steps before x,
-    zeros by default.
-    """
-    if past is None:
-        x = ops.pad(x, [[0, 0], [(kernel.shape[0] - 1) * dilation_rate, 0], [0, 0]])
-    else:
-        x = ops.concatenate([past, x], axis=1)
-    return ops.conv(
-        x, kernel, padding="valid", dilation_rate=dilation_rate, data_format="channels_last"
-    )
-
-
 _NORMALIZATIONS: dict[str | None, Callable | None] = {
     None: None,
     "layer": keras.layers.LayerNormalization,
@@ -290,11 +273,12 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         """
 
         def convolution(n, z, kernel):
-            if self.padding == "same":
-                return _centered_convolution(z, kernel, self.dilation_rate)
-            if not kernels.enabled():
-                return causal_convolution(z, kernel, self.dilation_rate)
-            return convolve(z, kernel, self.dilation_rate, positions[n + 1], positions[n])
+            if self.padding == "causal" and kernels.enabled():
+                return convolve(z, kernel, self.dilation_rate, positions[n + 1], positions[n])
+            if self.padding == "causal":  # the last tap acts on the current step
+                z = ops.pad(z, [[0, 0], [self.offsets[-1], 0], [0, 0]])
+            padding = "same" if self.padding == "same" else "valid"
+            return ops.conv(z, kernel, 1, padding, "channels_last", self.dilation_rate)
 
         first, *masks = [_select_mask(mask, p) for p in positions]
         x = _apply_mask(x, first)
@@ -327,10 +311,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         def convolution(n, z, kernel):
             past_and_z = ops.concatenate([cache[n], z], axis=1)
             next_cache.append(past_and_z[:, time:])
-            if not kernels.enabled():
-                return causal_convolution(z, kernel, self.dilation_rate, past=cache[n])
-            starts = [tap * self.dilation_rate for tap in range(self.kernel_size)]
-            seen = [past_and_z[:, start : start + time] for start in starts]
+            seen = [past_and_z[:, start : start + time] for start in self.offsets]
             seen = ops.concatenate(seen, axis=-1)
             return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), seen.dtype)
 
@@ -375,9 +356,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         return offsets(self.kernel_size, self.dilation_rate)
 
     def cache_shapes(self, batch_size: int | None) -> list:
-        past = (self.kernel_size - 1) * self.dilation_rate
-        widths = (self.input_channels, self.filters)
-        return [[batch_size, past, channels] for channels in widths]
+        return [[batch_size, self.offsets[-1], n] for n in (self.input_channels, self.filters)]
 
     # Keras
 
@@ -409,11 +388,6 @@ class _CenteredConv1D(keras.layers.Conv1D):
         return self.block.convolutions[self.n]()
 
 
-def receptive_field_of(kernel_size: int, depth: int) -> int:
-    """Returns the receptive field of a `TCN` with dilations 1, 2, 4, ..."""
-    return 1 + 2 * (kernel_size - 1) * (2**depth - 1)
-
-
 def depth_for(receptive_field: int, kernel_size: int) -> int:
     """Returns the smallest depth of a `TCN` with at least this receptive field.
 
@@ -430,7 +404,7 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
     if kernel_size == 1:
         raise ValueError("`kernel_size` must be at least 2. Received: kernel_size=1")
     depth = 1
-    while receptive_field_of(kernel_size, depth) < receptive_field:
+    while 1 + 2 * (kernel_size - 1) * (2**depth - 1) < receptive_field:
         depth += 1
     return depth
 
@@ -727,12 +701,6 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "depth": None, "receptive_field": None}
-
-
-def _centered_convolution(x, kernel, dilation_rate):
-    return ops.conv(
-        x, kernel, padding="same", dilation_rate=dilation_rate, data_format="channels_last"
-    )
 
 
 def _default_kernel():
