@@ -164,12 +164,9 @@ def test_a_head_needs_only_a_call():
         ("dense", "vocabulary_size", 0),
         ("mixture", "experts", 2.0),
         ("mixture", "latent_units", 0),
-        ("mixture", "latent_dropout", 1.0),
         ("mixture", "epsilon", 0.0),
         ("adaptive", "cutoffs", (12, 5)),
         ("adaptive", "cutoffs", (5, V)),
-        ("adaptive", "cutoffs", (5.5,)),
-        ("adaptive", "div_value", 0.5),
         ("adaptive", "div_value", 4),
     ],
 )
@@ -223,9 +220,7 @@ def mixture(head, hidden, mask=1.0):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize(
-    ("name", "epsilon"), [("mixture", 0), ("mixture, tied", 1e-3), ("mixture, tied", 0)]
-)
+@pytest.mark.parametrize(("name", "epsilon"), [("mixture", 0), ("mixture, tied", 1e-3)])
 def test_equations_of_a_mixture(name, epsilon, assert_close):
     head, hidden = make(name, epsilon=epsilon or None), random_hidden(2, 5)
     assert_close(head(hidden), np.log(mixture(head, hidden) + epsilon), "output")
@@ -313,47 +308,13 @@ def test_the_authors_split_cross_entropy(case, golden, assert_close):
         assert_close(gradient, order(name, reference[name]), "gradient", name)
 
 
-# Language models
-
-
-def language_model(name, **options):
-    cls, head_options, tied = HEADS[name]
-    # Compiles quickly.
-    backbone = keras.layers.Dense(CHANNELS, kernel_initializer=keras.initializers.GlorotUniform(1))
-    head = cls(V, seed=1, **{**head_options, **options})
-    return LanguageModel(V, CHANNELS, backbone, head=head, tie_embeddings=tied, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("name", ["mixture, tied", "adaptive, projected"])
-def test_a_language_model_trains(name, tmp_path):
-    """With and without XLA; of 7 rows in batches of 3 the graph does not know the batch size."""
-    tokens = np.random.default_rng(0).integers(0, V, (7, 9))
-    x, y = tokens[:, :-1], tokens[:, 4:]
-    losses = []
-    for jit_compile in (True, False) if keras.backend.backend() == "tensorflow" else (True,):
-        model = language_model(name)
-        model.compile(keras.optimizers.SGD(0.5), jit_compile=jit_compile)
-        losses.append(model.fit(x, y, batch_size=3, epochs=2, shuffle=False, verbose=0).history)
-    np.testing.assert_allclose(losses[0]["loss"], losses[-1]["loss"], rtol=1e-5)
-    # What `predict` says is what is counted.
-    log_p = model.predict(x, verbose=0)
-    of_targets = np.take_along_axis(log_p[:, 3:], y[..., None], axis=-1)
-    assert model.evaluate(x, y, verbose=0) == pytest.approx(-np.mean(of_targets), rel=1e-5)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.head.embedding is (loaded.embedding if HEADS[name][2] else None)
-    np.testing.assert_array_equal(loaded.predict(x, verbose=0), log_p)
-
-
 @every_head
 def test_targets_outside_the_vocabulary_have_no_loss(name):
     head = make(name)
     hidden = np.random.default_rng(0).normal(size=(2, 3, CHANNELS))
     targets = np.array([[0, V - 1, 4], [V, -1, 30]])
-    for enabled in (True, False):
-        with kernels.disabled() if not enabled else contextlib.nullcontext():
+    for context in (contextlib.nullcontext, kernels.disabled):
+        with context():
             loss = ops.convert_to_numpy(head.loss(hidden, targets))
         np.testing.assert_array_equal(np.isnan(loss), [[False] * 3, [True, True, False]])
         within = ops.convert_to_numpy(head.loss(hidden, np.clip(targets, 0, V - 1)))
@@ -361,6 +322,6 @@ def test_targets_outside_the_vocabulary_have_no_loss(name):
 
 
 def test_targets_of_another_shape_are_refused():
-    for shape in ((3, 2), (2,), (2, 3, 1)):
+    for shape in ((3, 2), (2, 3, 1)):
         with pytest.raises(ValueError, match="targets"):
             make("dense").loss(random_hidden(2, 3), np.zeros(shape, int))

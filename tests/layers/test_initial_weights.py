@@ -21,9 +21,7 @@ def kernels(layer):
 
 CELLS = {
     "lru": lambda **options: LRUCell(UNITS, **options),
-    "rg": lambda **options: LRUCell(UNITS, "rg", **options),
-    "ps": lambda **options: LRUCell(UNITS, "ps", **options),
-    "two cells per node": lambda **options: LRUCell(UNITS, cells_per_node=2, **options),
+    "two cells per node": lambda **options: LRUCell(UNITS, "ps", cells_per_node=2, **options),
     "rhn": lambda **options: RHNCell(UNITS, 1, **options),
     "grid_lstm": lambda **options: GridLSTMCell(UNITS, depth=2, **options),
 }

@@ -50,7 +50,7 @@ def test_rate_scale_and_shared_axis(layer, inputs, axis):
     ],
     ids=["Dropout", "VariationalDropout", "DropConnect", "TCN", "spatial TCN"],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_dropped_fraction_is_the_rate(make, dtype):
     x = keras.ops.ones((400, 2, 400), dtype)
     for rate in (0.003, 0.9):
@@ -87,7 +87,7 @@ def test_xla_does_not_derive_a_key_for_each_number(make):
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
 def test_a_word_is_dropped_everywhere(dtype):
     tokens = np.array([[1, 2, 1], [2, 1, 1]], dtype)
     y = EmbeddingDropout(0.5, input_dim=3, seed=4)(ONES[:2, :3], tokens, training=True)
@@ -103,15 +103,8 @@ def test_the_current_tap_is_never_dropped():
     assert np.array_equal(DropConnect(0.9)(single, training=True), single)
 
 
-@pytest.mark.parametrize(
-    "initializer",
-    [
-        lambda shape, dtype=None: keras.random.normal(shape, dtype=dtype),
-        keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(1)),
-    ],
-    ids=["function", "seed generator"],
-)
-def test_weight_norm_needs_an_initializer_that_repeats(initializer):
+def test_weight_norm_needs_an_initializer_that_repeats():
+    initializer = keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(1))
     with pytest.raises(ValueError, match="same numbers twice"):
         ConvolutionKernel(2, 7, weight_norm=True, initializer=initializer)
     ConvolutionKernel(2, 7, initializer=initializer).build((None, None, 3))

@@ -7,9 +7,7 @@ from keras import ops
 
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import assert_close, randomize
-from trellis_keras.data import TokenStream
-from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN, TrellisLayer
-from trellis_keras.models import LanguageModel
+from trellis_keras.layers import LRU, StackedRNN, TrellisLayer
 
 pytestmark = pytest.mark.both_backends
 
@@ -28,12 +26,6 @@ def trellis(dtype=None, stateful=True):
 
 def lattice(dtype=None, stateful=True):
     return LRU(CHANNELS, return_sequences=True, stateful=stateful, dtype=dtype)
-
-
-def cells():
-    cells = [LRUCell(CHANNELS), RHNCell(CHANNELS), GridLSTMCell(CHANNELS)]
-    options = {"return_sequences": True, "return_state": True}
-    return StackedRNN([keras.layers.RNN(cell, **options) for cell in cells], stateful=True)
 
 
 each = pytest.mark.parametrize("make", [gru, trellis, lattice])
@@ -87,22 +79,6 @@ def test_batches_continue_each_other(make):
     assert not np.any(by_first) and np.any(by_second)
 
 
-@pytest.mark.parametrize(
-    "make", [gru, trellis, *(pytest.param(m, marks=pytest.mark.slow) for m in (lattice, cells))]
-)
-def test_one_row_of_text_trains_as_two_equal_rows(make):
-    pattern, figures = np.random.default_rng(1).integers(0, 7, 30), []
-    for rows in (1, 2):
-        keras.utils.set_random_seed(0)
-        large = keras.initializers.RandomNormal(stddev=2.0, seed=3)
-        model = LanguageModel(7, CHANNELS, make(), embeddings_initializer=large, seed=0)
-        model.compile("sgd", jit_compile=not TENSORFLOW)
-        stream = TokenStream(np.resize(pattern, 30 * rows + 1), rows, 10, stateful=True)
-        history = model.fit(stream, validation_data=stream, verbose=0).history
-        figures.append([*history["loss"], *history["val_loss"], model.evaluate(stream, verbose=0)])
-    np.testing.assert_allclose(*figures, rtol=1e-5)
-
-
 @pytest.mark.both_backends(slow=True)
 @each
 def test_a_compiled_model_goes_back_to_an_earlier_batch_size(make):
@@ -118,9 +94,8 @@ def test_a_compiled_model_goes_back_to_an_earlier_batch_size(make):
 
 @each
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX compiles for each batch size anew")
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_function_for_any_batch_size_refuses_states_of_another(make, rows):
-    layer = make()
+def test_a_function_for_any_batch_size_refuses_states_of_another(make):
+    layer, rows = make(), 3
     model = model_of(layer)
     for known in (4, 2):  # from two on TensorFlow compiles for any number
         layer.reset_state(known)
@@ -130,26 +105,6 @@ def test_a_function_for_any_batch_size_refuses_states_of_another(make, rows):
         predict(model, rows)
     model.make_predict_function(force=True)
     assert predict(model, rows).shape == (rows, 5, CHANNELS)
-
-
-@pytest.mark.both_backends(slow=True)
-@each
-@pytest.mark.parametrize("training", [False, True])
-def test_states_are_float32_in_mixed_precision(make, training, monkeypatch):
-    layer = make("mixed_bfloat16")
-    layer.build((2, 5, CHANNELS))
-    carried, seen = layer.carried_states(training), []
-    read = carried.read
-
-    def reading(*arguments):
-        states = read(*arguments)
-        seen.extend(keras.backend.standardize_dtype(state.dtype) for state in states)
-        return states
-
-    monkeypatch.setattr(carried, "read", reading)
-    first, second = [np.asarray(layer(inputs(2), training=training), "float32") for _ in range(2)]
-    assert set(seen) == {"float32"} and not np.allclose(first, second)
-    assert {state.dtype for state in carried.variables} == {"float32"}
 
 
 @pytest.mark.both_backends(slow=True)

@@ -4,30 +4,14 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.generation import random_tokens, recurrent, small
 from trellis_keras.data import TokenStream
-from trellis_keras.layers import TCN, DenseHead, StackedRNN, TrellisLayer
+from trellis_keras.layers import TCN, DenseHead, TrellisLayer
 from trellis_keras.models import DynamicEvaluation, LanguageModel
 
 pytestmark = pytest.mark.both_backends
 
 V = 7
-
-
-def recurrent():
-    layer = keras.layers.SimpleRNN(5, return_sequences=True, return_state=True)
-    return StackedRNN([layer])
-
-
-def make(backbone):
-    """A built model with weights of order 1."""
-    normal = keras.initializers.RandomNormal(stddev=1.0, seed=3)
-    model = LanguageModel(V, 5, backbone, embeddings_initializer=normal, output_dropout=0.5)
-    model.build((None, None))
-    return model
-
-
-def random_tokens(*shape, seed=0):
-    return np.random.default_rng(seed).integers(0, V, shape)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +24,7 @@ def random_tokens(*shape, seed=0):
     ids=["TrellisLayer", "TCN", "StackedRNN"],
 )
 def test_no_token_is_learned_from_before_it_is_scored(backbone, rows):
-    model = make(backbone())
+    model = small(backbone(), output_dropout=0.5)
     weights = model.get_weights()
     dynamic = DynamicEvaluation(model, 0.1, 0.01, rule="sgd", segment_length=4)
     tokens = random_tokens(*rows, 15)
@@ -115,7 +99,7 @@ def test_rules(rule):
 
 
 def test_errors():
-    model = make(TCN(5, 2, 1))
+    model = small(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`rule` must be one of"):
         DynamicEvaluation(model, 0.1, rule="adam")
     with pytest.raises(ValueError, match="only for rule='rms'"):

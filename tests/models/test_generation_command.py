@@ -84,11 +84,9 @@ def test_an_interruption_ends_the_line_and_nothing_else_is_said(generate, speake
     ("options", "kind", "settings"),
     [
         ([], "TopPSampler", {"p": 0.9, "temperature": 0.8}),
-        (["--top-p", 0.5, "--temperature", 2], "TopPSampler", {"p": 0.5, "temperature": 2.0}),
-        (["--sampler", "top_k"], "TopKSampler", {"k": 4, "temperature": 0.8}),
-        (["--sampler", "top_k", "--top-k", 3], "TopKSampler", {"k": 3}),
+        (["--top-p", 0.5, "--temperature", 0], "TopPSampler", {"p": 0.5, "temperature": 0.0}),
+        (["--sampler", "top_k", "--top-k", 3], "TopKSampler", {"k": 3, "temperature": 0.8}),
         (["--sampler", "random"], "RandomSampler", {"temperature": 0.8}),
-        (["--temperature", 0], "TopPSampler", {"temperature": 0.0}),  # the model's greedy sampler
         (["--sampler", "greedy"], "GreedySampler", {}),
         (["--sampler", "beam", "--beams", 2], "BeamSampler", {"num_beams": 2}),
         (["--sampler", "contrastive"], "ContrastiveSampler", {"k": 4}),

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from keras_streams import compiled_step
-from tests.support.generation import make as writer
+from tests.support.generation import make, random_tokens, recurrent, small
+from tests.support.parameters import slow_but
 from trellis_keras import scoring
 from trellis_keras.data import Vocabulary
-from trellis_keras.layers import TCN, AdaptiveSoftmax, StackedRNN, TrellisLayer
-from trellis_keras.models import LanguageModel, NeuralCache
+from trellis_keras.layers import TCN, AdaptiveSoftmax, TrellisLayer
+from trellis_keras.models import NeuralCache
 
 pytestmark = pytest.mark.both_backends
 
@@ -17,28 +18,11 @@ V = 7
 SIZE, THETA, MIX = 4, 0.7, 0.3
 
 
-def recurrent():
-    layer = keras.layers.SimpleRNN(5, return_sequences=True, return_state=True)
-    return StackedRNN([layer])
-
-
-def make(backbone, **options):
-    """A built model with weights of order 1."""
-    normal = keras.initializers.RandomNormal(stddev=1.0, seed=3)
-    model = LanguageModel(V, 5, backbone, embeddings_initializer=normal, **options)
-    model.build((None, None))
-    return model
-
-
 CASES = {
-    "TrellisLayer": lambda: make(TrellisLayer(8, 3, output_units=5)),
-    "TCN, adaptive": lambda: make(TCN(5, 2, 2), head=AdaptiveSoftmax(V, cutoffs=(2, 4))),
-    "StackedRNN": lambda: make(recurrent()),
+    "TrellisLayer": lambda: small(TrellisLayer(8, 3, output_units=5)),
+    "TCN, adaptive": lambda: small(TCN(5, 2, 2), head=AdaptiveSoftmax(V, cutoffs=(2, 4))),
+    "StackedRNN": lambda: small(recurrent()),
 }
-
-
-def random_tokens(*shape, seed=0):
-    return np.random.default_rng(seed).integers(0, V, shape)
 
 
 def plain(model, row, size=SIZE, theta=THETA, mix=MIX):
@@ -54,7 +38,7 @@ def plain(model, row, size=SIZE, theta=THETA, mix=MIX):
     return np.log(p)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "TrellisLayer", mark=pytest.mark.slow_elsewhere))
 def test_equals_the_plain_formulation(case):
     model = CASES[case]()
     neural = NeuralCache(model, SIZE, THETA, MIX)
@@ -103,9 +87,10 @@ def without_x64():
         yield
 
 
+@pytest.mark.slow_elsewhere
 def test_generates(without_x64):
     """Greedily the most probable token of the plain formulation, and a beam within the loop."""
-    model = writer(tie_embeddings=True)
+    model = make(tie_embeddings=True)
     neural = NeuralCache(model, 3, 2.0, 0.9)
     ids = neural.generate([[1, 2, 3, 1]], 12, "greedy")
     row = np.array([1, 2, 3, 1])
@@ -120,7 +105,7 @@ def test_generates(without_x64):
 def test_scores_files(tmp_path):
     """Lines of any length, and one text that is cut and resumed."""
     vocabulary = Vocabulary("\nabcde ", unit="character")
-    model = make(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
+    model = small(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
     neural = NeuralCache(model, SIZE, THETA, MIX)
     lines = ["abc" * 12, "", "e d", "cab " * 5]
     path = tmp_path / "text.txt"
@@ -137,7 +122,7 @@ def test_scores_files(tmp_path):
 
 
 def test_errors():
-    model = make(TCN(5, 2, 1))
+    model = small(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`mix` must lie between 0 and 1. Received: .*mix=1.5"):
         NeuralCache(model, mix=1.5)
     with pytest.raises(ValueError, match="size"):

@@ -51,10 +51,6 @@ def lstm(per_step):
     return keras.layers.LSTM(6, return_sequences=per_step)
 
 
-def stack(per_step):
-    return keras.Sequential([keras.layers.GRU(5, return_sequences=True), lstm(per_step)])
-
-
 def classifier(backbone=Mix, per_step=False, **options):
     return SequenceClassifier(
         backbone(per_step), CLASSES, per_step=per_step, **{"seed": 2} | options
@@ -312,9 +308,8 @@ def test_xla_in_float64_warns():
         model.compile("adam", jit_compile=True)
 
 
-@pytest.mark.parametrize("jit_compile", [True] if JAX else [False, True])
-def test_padded_batches_give_the_figure_of_the_pieces_one_by_one(jit_compile):
-    model = polyphonic(jit_compile=jit_compile)
+def test_padded_batches_give_the_figure_of_the_pieces_one_by_one():
+    model = polyphonic()
     x, y, weight = padded(piano_rolls())
     model.fit(x, y, sample_weight=weight, batch_size=2, verbose=0)
     results = model.evaluate(x, y, sample_weight=weight, batch_size=2, verbose=0, return_dict=True)
@@ -466,7 +461,7 @@ LOSS_OF_PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
 WRONG_MODELS = [
     (lambda: PolyphonicModel(Mix(True), 3, activation="sigmoid"), "activation"),
     (lambda: classifier(lambda _: trellis(False), True).build(STEPS), "return_sequences"),
-    (lambda: SequenceRegressor(stack(True)).build(STEPS), "return_sequences"),
+    (lambda: SequenceRegressor(lstm(True)).build(STEPS), "return_sequences"),
     (
         lambda: classifier(lambda s: trellis(s, aux_every=2, return_aux=True)).build(STEPS),
         "return_aux",
@@ -475,7 +470,6 @@ WRONG_MODELS = [
     (lambda: SequenceClassifier(lstm(False), 0), "num_classes"),
     (lambda: SequenceRegressor(lstm(False), 0), "units"),
     (lambda: classifier(input_dropout=1), "input_dropout"),
-    (lambda: classifier(output_dropout=1), "output_dropout"),
     (lambda: masking(normalize=True), "Masking"),
     (lambda: classifier().build((4, 5)), "batch, time, channels"),
     (lambda: classifier(class_names=["a", "a", "b"]), "class_names"),
@@ -498,8 +492,7 @@ WRONG_DATA = [
     (classifier, (np.zeros((4, 5)), LABELS), "batch, time, channels"),
     (classifier, (X,), "no y"),
     *((classifier, (X, y), "Labels") for y in NO_CLASSES),
-    (classifier, (OneBatch(X, NO_CLASSES[0]),), "Labels"),
-    (classifier, (X, ops.convert_to_tensor(LABELS + CLASSES)), "Labels"),
+    (classifier, (OneBatch(X, ops.convert_to_tensor(NO_CLASSES[0])),), "Labels"),
     (classifier, (X, np.zeros((4, 5), int)), "axes"),
     (lambda: classifier(per_step=True), (X, LABELS), "axes"),
     (classifier, (X, np.array(["a"] * 4)), "Labels"),
@@ -510,16 +503,17 @@ WRONG_DATA = [
 
 @pytest.mark.parametrize(("make", "arguments", "message"), WRONG_DATA)
 def test_wrong_data(make, arguments, message):
-    """Named before anything is compiled, as validation data too."""
+    """Named before anything is compiled."""
     model = make()
     compiled(model)
     for run in (model.fit, model.evaluate):
         with pytest.raises(ValueError, match=message):
             run(*arguments, verbose=0)
-    good = X, np.zeros((4, 2)) if make is regressor else LABELS
-    if len(arguments) > 1 and good[1].ndim == 1 + (make is regressor) and not model.per_step:
-        with pytest.raises(ValueError, match=message):
-            model.fit(*good, validation_data=arguments, verbose=0)
+
+
+def test_wrong_validation_data():
+    with pytest.raises(ValueError, match="Labels"):
+        compiled(classifier()).fit(X, LABELS, validation_data=(X, NO_CLASSES[0]), verbose=0)
 
 
 def test_other_wrong_data():
@@ -537,7 +531,7 @@ def test_other_wrong_data():
 
 
 @both_backends
-@pytest.mark.parametrize("units", [(), (1,), (3,), (1, 2)])
+@pytest.mark.parametrize("units", [(1,), (1, 2)])
 def test_targets_are_not_broadcast_to_the_outputs(units):
     """Batches of a generator are not checked before they are used."""
     with pytest.raises(ValueError, match="shape of the outputs"):

@@ -71,20 +71,3 @@ def two_epochs(folder):
 
 def truncate(path):
     path.write_bytes(path.read_bytes()[:-10])
-
-
-def small_state(epoch, **fields):
-    """The state that `Checkpoint` writes for a model without variables."""
-    return {
-        "format": 3,
-        "epoch": epoch,
-        "batch": 0,
-        "batches": 0,
-        "seed": 0,
-        "epochs": 3,
-        "stopped": False,
-        "logs": {},
-        "callbacks": [],
-        "variables": {"model": [], "optimizer": [], "passing": []},
-        **fields,
-    }

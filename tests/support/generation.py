@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from tests.support.layer_checks import compiled
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers import StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel
 
 SIZE = 11
@@ -54,3 +54,23 @@ def rerun_greedily(model, prompts, max_length):
         best = np.asarray(forward(ops.convert_to_tensor(ids)))[:, t - 1].argmax(axis=-1)
         ids[:, t] = np.where(t < lengths, ids[:, t], best)
     return ids
+
+
+# Models of 7 tokens around backbones of 5 channels
+
+
+def small(backbone, **options):
+    """A built model with embeddings of order 1."""
+    normal = keras.initializers.RandomNormal(stddev=1.0, seed=3)
+    model = LanguageModel(7, 5, backbone, embeddings_initializer=normal, **options)
+    model.build((None, None))
+    return model
+
+
+def recurrent():
+    layer = keras.layers.SimpleRNN(5, return_sequences=True, return_state=True)
+    return StackedRNN([layer])
+
+
+def random_tokens(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 7, shape)

@@ -98,7 +98,6 @@ def stack():
         (lambda: LRU(3, depth=2, return_sequences=True), ["1_cell", "2_cell"]),
         (cells, [f"{i:02}_gru_cell" for i in range(1, 11)]),
         (stack, ["1_lstm_cell"]),
-        (lambda: TrellisLayer(4, 2, output_units=3, name="trellis"), ["1_trellis"]),
     ],
 )
 def test_the_groups_that_a_model_is_deep_by(make, names):

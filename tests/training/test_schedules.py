@@ -71,7 +71,7 @@ def rates_by_script(losses, is_plateau, factor, floor, rate=16.0):
     return [*rates, rate]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(LOSSES, st.integers(1, 6), st.booleans(), st.sampled_from(["best_before", "worst_of_last"]))
 def test_plateaus(losses, window, strict, rule):
     def is_plateau(loss, seen):
@@ -88,11 +88,7 @@ def test_plateaus(losses, window, strict, rule):
     assert rates_of(decay, losses) == expected
     negated = PlateauDecay(**options, strict=strict, mode="max")
     assert rates_of(negated, [-loss for loss in losses]) == expected
-
-
-def test_a_rate_below_min_lr_stays():
-    decay = PlateauDecay(factor=0.5, rule="worst_of_last", window=1, min_lr=32.0)
-    assert rates_of(decay, [1.0] * 4) == [16.0] * 5
+    assert rates_of(decay, losses, 0.125) == [0.125] * (len(losses) + 1)  # below min_lr
 
 
 @pytest.mark.parametrize(
@@ -134,7 +130,7 @@ def test_the_rate_under_a_loss_scale(capsys):
 # Stopping
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(LOSSES, st.integers(1, 4), st.sampled_from([0.0, 1.0, 1.5]))
 def test_early_stopping_against_the_previous_epoch(losses, patience, min_delta):
     def by_script():
@@ -174,15 +170,12 @@ def switched_after(losses, **settings):
 @pytest.mark.parametrize(
     ("window", "losses", "epochs"),
     [
-        (1, [3, 2, 4], 3),  # worse than 3
         (1, [3, 2, 3, 2.5], 4),  # equal is not worse; 2.5 is worse than 2
         (1, [3, 4, 5, 6], 3),  # after the second epoch there is nothing yet to compare with
         (2, [5, 3, 4, 4, 4], 5),  # 4 is better than 5, then worse than 3
         (2, [5, 4, 3, 3.5, 2], None),  # better than 5; 4 and 3 are the last two
-        (5, [9, 8, 7, 6, 5, 4, 3, 2, 1], None),
         (1, [2, NAN, NAN, NAN], None),  # NaN is not worse
         (1, [NAN, 2, 3, 4], 4),  # nor the best
-        (10, [1] * 11 + [1.5], 12),
     ],
 )
 def test_the_non_monotonic_trigger(window, losses, epochs, capsys):
@@ -313,10 +306,8 @@ def plateau(**options):
     [
         (plateau, {"factor": 1.0}),
         (plateau, {"rule": "patience"}),
-        (plateau, {"window": 0}),
         (ASGDSwitch, {"window": 2.5}),
         (plateau, {"min_lr": -1.0}),
-        (StepDecay, {"epochs": ()}),
         (StepDecay, {"epochs": (5, 5)}),
         (ExponentialDecay, {"factor": 1.0}),
         (EarlyStopping, {"against": "first"}),
@@ -352,7 +343,7 @@ def test_optimizers_that_cannot_be_used_are_refused_before_training():
 def growing():
     """A TrellisNet of 5 levels whose weights `fit` does not change, and a text."""
     net = LanguageModel(5, 4, TrellisLayer(6, 5, output_units=4, seed=0), seed=0)
-    net.compile(keras.optimizers.SGD(0.0))
+    net.compile(keras.optimizers.SGD(0.0), jit_compile=keras.backend.backend() == "jax")
     net.build((None, None))
     tokens = np.arange(24).reshape(2, 12) % 5
     return net, tokens[:, :-1], tokens[:, 1:]
@@ -360,6 +351,8 @@ def growing():
 
 def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels(growing):
     net, x, y = growing
+    with pytest.raises(ValueError, match="depth=6"):
+        net.fit(x, y, callbacks=[GrowingDepth(depth=6, epochs=1)], verbose=0)
     losses = {}
     for depth in (2, 5):
         net.backbone.depth = depth
@@ -372,12 +365,6 @@ def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels(gro
         np.testing.assert_allclose(history[name], [losses[2], losses[2], losses[5]], rtol=1e-6)
     assert net.backbone.depth == 5
     np.testing.assert_allclose(net.predict(x, verbose=0), net(x), rtol=1e-5, atol=1e-6)
-
-
-def test_growing_depth_needs_a_trellisnet_of_at_least_its_depth(growing):
-    net, x, y = growing
-    with pytest.raises(ValueError, match="depth=6"):
-        net.fit(x, y, callbacks=[GrowingDepth(depth=6, epochs=1)], verbose=0)
 
 
 def test_interrupted_fit_with_growing_depth_leaves_all_levels(growing):
