@@ -242,8 +242,9 @@ def test_to_dense(weight_norm, floatx):
             moved |= found[kernel.gain.path] != 0
         connected = np.asarray(old.apply_connections(ops.ones(old.kernel.shape))) != 0
         assert np.any(moved & ~connected)
-    with pytest.raises(ValueError, match="kernel_structure='dense'"):
-        to_dense(dense)
+    for wrong in (dense, sequential()):
+        with pytest.raises(ValueError, match="kernel_structure"):
+            to_dense(wrong)
 
 
 @pytest.mark.both_backends(slow=True)
@@ -282,10 +283,6 @@ def lstm(units=3, channels=CHANNELS, layer=layers.LSTM, **options):
     return layer
 
 
-class OwnLSTM(layers.LSTM):
-    pass
-
-
 class OwnCell(layers.LSTMCell):
     pass
 
@@ -296,19 +293,14 @@ NOT_AN_RNN = [
     (lambda: lstm(stateful=True), "stateful=True"),
     (lambda: lstm(dropout=0.1), "'dropout': 0.1"),
     (lambda: lstm(activation="relu"), "activation='relu'"),
-    (lambda: lstm(recurrent_activation="hard_sigmoid"), "recurrent_activation='hard_sigmoid'"),
     (lambda: lstm(layer=layers.GRU, reset_after=False), "reset_after=False"),
     (lambda: layers.LSTM(3), "is not built"),
-    (lambda: lstm(layer=OwnLSTM), r"\(OwnLSTM\)"),
     (lambda: built(layers.RNN(OwnCell(3), return_sequences=True)), r"\(OwnCell\)"),
-    (lambda: layers.Dense(3), r"\(Dense\)"),
     (lambda: [], "an empty stack"),
     (lambda: [lstm(return_sequences=False), lstm(channels=3)], "return_sequences=False"),
     (lambda: [lstm(layer=layers.GRU), lstm(channels=3)], r"\['GRUCell', 'LSTMCell'\]"),
     (lambda: [lstm(), lstm(channels=3, dtype="mixed_bfloat16")], "same dtype policy"),
-    (lambda: [lstm(channels=3), lstm(channels=2)], "reads 2 channels, above"),
     (lambda: [lstm(), layers.Dropout(0.25), lstm(channels=3)], "rate=0.25"),
-    (lambda: [lstm(), StackedRNN([layers.LSTM(3, **STATES)])], r"\(StackedRNN\)"),
 ]
 
 
@@ -329,12 +321,9 @@ CONVERTED = {
 @pytest.mark.parametrize(
     "options",
     [
-        {"kernel_size": 3},
         {"dilation_rate": 2},
-        {"injection_every": 2},
         {"group_starts": None},
         {"output_units": 5},
-        {"dropout": 0.1},
         {"weight_dropout": 0.1},
         {"return_aux": True, "aux_every": 2},
         {"output_length": 3},
@@ -404,8 +393,7 @@ MODELS = {
     "sequential": sequential,
     "functional": functional,
     "stacked": stacked,
-    "language_model": language_model,
-    "untied": lambda: language_model(tie_embeddings=False, output_dropout=0.3),
+    "language_model": lambda: language_model(output_dropout=0.3),
 }
 
 
@@ -441,20 +429,10 @@ def test_a_model_is_kept_but_for_its_recurrent_layers(name, tmp_path):
         np.testing.assert_array_equal(weight, value)
 
 
-@pytest.mark.parametrize(
-    "backbone",
-    [
-        lambda: StackedRNN([layers.GRU(4, **STATES)], return_sequences=False),
-        pytest.param(lambda: layers.GRU(4), marks=pytest.mark.slow),
-        pytest.param(
-            lambda: keras.Sequential([layers.GRU(4, return_sequences=True), layers.GRU(3)]),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_compiled_classifier(backbone):
-    model = randomize(built(SequenceClassifier(backbone(), num_classes=3)))
-    model.compile("adam")
+def test_a_compiled_classifier():
+    backbone = StackedRNN([layers.GRU(4, **STATES)], return_sequences=False)
+    model = randomize(built(SequenceClassifier(backbone, num_classes=3)))
+    model.compile("adam", jit_compile=False)
     new, x = to_trellis(model, M), noise(2, M, CHANNELS)
     assert_same(new(x), model(x))
     assert_same(to_dense(new)(x), model(x))
@@ -472,21 +450,14 @@ def test_a_stateful_language_model():
     whole = model.predict(text[:, :-1], batch_size=2, verbose=0)
     pieces = new.predict(segments, batch_size=2, verbose=0)
     assert_same(np.concatenate(np.split(pieces, 3), axis=1), whole)
-    new.compile("adam")
-    with pytest.raises(ValueError, match="at most truncation=5 .* Received: 6 steps"):
-        new.evaluate(text[:, :6], text[:, 1:7], verbose=0)
-
-
-def test_a_long_segment_is_refused_also_where_any_length_was_compiled():
-    model = to_trellis(randomize(language_model(stateful=True)), M)
-    text = tokens(2, 2 * M)
-    for length in (2, 3, M):
-        model.predict(text[:, :length], batch_size=2, verbose=0)
+    # Refused also where a graph for any length is compiled.
+    for length in (2, 3):
+        new.predict(text[:, :length], batch_size=2, verbose=0)
     with pytest.raises(Exception, match="at most truncation=5|longer_than_the_truncation"):
-        model.predict(text, batch_size=2, verbose=0)
+        new.predict(text, batch_size=2, verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["sequential", "functional", "backbone"])
+@pytest.mark.parametrize("kind", ["functional", "backbone"])
 def test_what_was_adapted_to_data_is_copied(kind):
     normalization = layers.Normalization()
     normalization.adapt(noise(2, 6, CHANNELS) * 4 + 50)
@@ -494,9 +465,8 @@ def test_what_was_adapted_to_data_is_copied(kind):
     if kind == "functional":
         model = keras.Model(inputs, layers.LSTM(4)(normalization(inputs)))
     else:
-        model = keras.Sequential([inputs, normalization, layers.LSTM(4)])
-    if kind == "backbone":
-        model = built(SequenceClassifier(model, 3))
+        backbone = keras.Sequential([inputs, normalization, layers.LSTM(4)])
+        model = built(SequenceClassifier(backbone, 3))
     trellis = to_trellis(model, M)
     assert_same(trellis(x), model(x))
     assert_same(to_dense(trellis)(x), model(x))
@@ -553,7 +523,6 @@ class Own(keras.Model):
 
 
 NOT_ONE_STACK = [
-    (lambda: between(layers.Dense(4)), "read by dense"),
     (lambda: between(layers.Dropout(0.5)), "read by dropout"),
     (residual, "read by concatenate"),
     (twice, "called more than once"),
@@ -561,7 +530,6 @@ NOT_ONE_STACK = [
     (lambda: sequence(layers.Masking(), *lstms()), "Masks cannot be converted"),
     (lambda: sequence(layers.Dense(3)), "must have recurrent layers"),
     (lambda: built(Own()), "can be converted"),
-    (lambda: keras.Sequential(lstms()), "is not built"),
     (lambda: built(SequenceClassifier(layers.GlobalMaxPooling1D(), 3)), "are supported"),
 ]
 
@@ -570,8 +538,3 @@ NOT_ONE_STACK = [
 def test_models_without_one_stack(make, message):
     with pytest.raises(ValueError, match=message):
         to_trellis(make(), M)
-
-
-def test_a_model_without_mixed_group_layers():
-    with pytest.raises(ValueError, match="kernel_structure"):
-        to_dense(sequential())

@@ -107,16 +107,13 @@ def test_an_untied_decoder_has_weights_of_its_own():
     ("name", "short"),
     [
         ("tnet.module.full_conv.weight1_v_raw", "weight1_v"),
-        ("network.1.prior.weight", "prior.weight"),
         ("mixsoft.latent.bias", "latent.bias"),
         ("tcn.network.10.downsample.bias", "network.10.downsample.bias"),
         ("tcn.network.1.net.0.weight_g", "network.1.conv1.weight_g"),
         ("network.0.conv2.parametrizations.weight.original1", "network.0.conv2.weight_v"),
-        ("module.rnn.layers.12.rnn.1.gate0.weight", "layers.12.rnn.1.gate0.weight"),
         ("rnn.2.lin.bias", "layers.0.rnn.2.lin.bias"),
         ("cell.gate1.bias", "layers.0.rnn.0.gate1.bias"),
         ("affine_dec.bias", "decoder.bias"),
-        ("full_conv.weight3", "full_conv.weight3"),
     ],
 )
 def test_names_depend_on_no_wrapper(name, short):
@@ -148,12 +145,9 @@ def test_all_names_of_a_mixture_of_softmaxes():
     [
         ({"weight2_g": None}, r"lacks \['weight2_g'\]"),
         ({"tnet.weight3": np.ones(2)}, "'tnet.weight3'"),
-        ({"encoder.weight": np.ones((7, 4))}, "'encoder.weight'"),
         ({"tnet.bias2": np.ones(12)}, "'bias2' is ambiguous"),
         ({"weight1_v": np.ones((11, 2, 2))}, "'weight1_v' must convert"),
-        ({"weight1_g": np.float64(1)}, "'weight1_g' must convert"),
         ({"bias2": np.full(12, "a")}, "<U1"),
-        ({"bias2": np.ones(12, "complex64")}, "complex64"),
         ({"bias2": np.broadcast_to(np.float32(1), (10**6, 10**6))}, "at most 12 values"),
     ],
 )
@@ -301,7 +295,6 @@ def test_lattices_that_do_not_fit():
     layer, state = built(LRU(3, 2)), lattice_weights()
     name = "rnn.layers.1.rnn.0.gate1.weight"
     for wrong, message in (
-        (state | {name: np.zeros((3, 7))}, "gate1.weight' must convert"),
         (state | {name: np.zeros((2, 6))}, "gate1.weight' must convert"),
         (lattice_weights(depth=1), "lacks.*layers.1.rnn.0.gate0"),
         (lattice_weights(depth=3), "rnn.layers.2.rnn.0.lin.weight"),

@@ -3,10 +3,12 @@
 `test_c_api.py` asks one in a process that has neither Python nor Keras.
 """
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_streams import to_stream
 from tests.support.parameters import slow_but
 from tests.support.served import (
     LANGUAGE,
@@ -16,6 +18,7 @@ from tests.support.served import (
     scores,
     scores_so_far,
 )
+from trellis_keras.export import export
 
 SHAPES = [(1, 1), (3, 17)]
 STEPS = 40  # several times around every buffer of a stream
@@ -128,3 +131,18 @@ def test_generate_text_continues_texts_of_any_length(served, name):
         for _ in range(6):
             ids = np.append(ids, scores(model, ids[None])[1][0, -1].argmax())
         assert answer.decode() == model.vocabulary.decode(ids)
+
+
+def test_a_keras_model_with_a_delay_and_a_rate(tmp_path):
+    layers = keras.layers
+    parts = [layers.Conv1D(4, 3, padding="same"), layers.MaxPooling1D(2)]
+    model = keras.Sequential([keras.Input((None, 2)), *parts, layers.GRU(3, return_sequences=True)])
+    stream, x = to_stream(model), np.random.default_rng(0).normal(size=(1, 9, 2)).astype("float32")
+    signatures = tf.saved_model.load(export(model, tmp_path)).signatures
+    cache, found = signatures["initial_cache"](batch_size=tf.constant(1)), []
+    for t in range(9):
+        cache = signatures["step"](inputs=tf.constant(x[:, t]), **cache)
+        found.append(cache.pop("outputs"))
+    wanted = stream.prefill(x)[0][0]
+    assert np.sum(np.isfinite(wanted[:, 0])) == 4  # steps 2, 4, 6 and 8
+    np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-4, atol=1e-5)

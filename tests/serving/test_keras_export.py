@@ -23,7 +23,6 @@ def test_export(tmp_path):
 # Functional models, in the formats of the table in docs/serving.md
 
 LAYERS = {
-    "trellis": lambda: TrellisLayer(6, 3, output_units=4, seed=0),
     "tcn": lambda: TCN(5, 3, depth=2, seed=0),
     "lru": lambda: LRU(4, seed=0),
 }

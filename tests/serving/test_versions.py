@@ -51,10 +51,8 @@ def test_versions_count_up_unless_given(quick, tmp_path):
 @pytest.mark.parametrize(
     ("path", "version", "message"),
     [
-        ("model", 1, "/1 already exists"),
         ("model", 2, "/2 already exists"),
         ("model", 0, "version=0"),
-        ("model", "1", "version='1'"),
         ("file", None, "is a file"),
         ("7", None, "looks like one version"),
         ("renamed", None, "looks like one version"),
@@ -119,7 +117,6 @@ def test_a_full_disk_is_told_in_one_line(model, tmp_path):
         ({"format": "pb"}, "'pb'"),
         ({"format": "litert", "version": 2}, "`version`"),
         ({"format": "onnx", "warmup": True}, "`warmup`"),
-        ({"quantization": "int8"}, "quantization='int8'"),
         ({"format": "litert", "quantization": "int4"}, "quantization='int4'"),
     ],
 )
