@@ -108,7 +108,6 @@ _DATA_SETS = {
     "npz_labels": ("seq_cifar10", "cifar10/labels.npz", small_images, _hostile_npz()),
     "mat": ("jsb", "poly_music/JSB_Chorales.mat", small_music, []),
     "ptb": ("ptb", "ptb/ptb.train.txt", small_texts, [_TEXT.encode()]),
-    "wt103": ("wt103", "wikitext103/wiki.train.tokens", small_texts, [_TEXT.encode()]),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe, tiny_run, write_text
-from trellis_keras import data, training, zoo
+from trellis_keras import training, zoo
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
@@ -240,7 +240,7 @@ def load_music(monkeypatch, frames):
     """Makes `datasets.load` return random piano rolls, and returns these."""
     rng = np.random.RandomState(0)
     rolls = [rng.randint(0, 2, (number, 88)).astype("uint8") for number in frames]
-    music = datasets.Dataset("jsb", rolls, rolls, rolls, "0" * 64, data.PianoRollStream)
+    music = datasets.Dataset("jsb", rolls, rolls, rolls, "0" * 64)
     monkeypatch.setattr(datasets, "load", lambda *arguments, **options: music)
     return rolls
 

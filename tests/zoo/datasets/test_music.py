@@ -35,7 +35,6 @@ def test_real_music(name, sizes, real_data):
         rolls = getattr(dataset, split)
         assert (len(rolls), sum(map(len, rolls))) == (pieces, frames)
         assert {roll.dtype for roll in rolls} == {np.dtype("uint8")}
-        assert dataset.stream(split, 16).frames_counted == frames - pieces
     # About four voices, on the keys in the middle.
     train = np.concatenate(dataset.train)
     assert 3 < train.sum(axis=1).mean() < 4.5
@@ -55,8 +54,6 @@ def test_local_copy(tmp_path, monkeypatch):
     dataset = load("jsb", data_dir=tmp_path)
     assert dataset.sizes == {"train": 3, "valid": 1, "test": 1}
     np.testing.assert_array_equal(dataset.train[2], np.eye(6, 88))
-    sums = np.concatenate([w.sum(axis=1) for _, _, w in dataset.stream("train", 1)])
-    assert sorted(sums) == [3, 4, 5]
 
 
 def test_only_the_published_file_reaches_scipy(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from trellis_keras.zoo.datasets import last_word_examples, load, texts
 from trellis_keras.zoo.datasets.registry import SPLITS
 
 WHOLE = "abcdefghij" * 10
-WIKITEXT103 = [" \n = Cat = \n the <unk> sat , the <unk> \n", " the dog = \n", " = sat = \n"]
 LRU_SPLIT = [0.9, 0.05, 0.05]
 
 
@@ -76,8 +75,6 @@ def small_texts(folder, monkeypatch):
     """Writes small texts in the layout of the published ones, and sets the sizes to match."""
     ptb = [" the cat sat \n the <unk> ran \n", " the cat ran \n", " the <unk> sat \n"]
     write(folder, texts.PTB, *ptb)
-    write(folder, texts.WIKITEXT103, *WIKITEXT103)
-    monkeypatch.setitem(texts.SIZES, "wt103", (12, 4, 4, 7))
     monkeypatch.setitem(texts.SIZES, "ptb", (8, 4, 4, 6))
     monkeypatch.setitem(texts.SIZES, "char_ptb", (28, 13, 15, 14))
     for name in ("text8", "enwik8", "war_and_peace"):
@@ -101,14 +98,24 @@ def test_sizes_are_checked(tiny, monkeypatch):
         load("ptb", tiny)
 
 
-@pytest.mark.parametrize("name", ["wiki.train.tokens", "wiki.train.articles_reordered.tokens"])
-def test_wikitext2_by_words(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    "path",
+    [
+        "wikitext2/wiki.train.tokens",
+        "wikitext2/wiki.train.articles_reordered.tokens",
+        "wikitext-2/wiki.train.tokens",
+    ],
+)
+def test_wikitext_by_words(tmp_path, monkeypatch, path):
     contents = [" \n = Cat = \n the <unk> sat \n", " the cat = \n", " = sat = \n"]
     write(tmp_path, texts.WIKITEXT2, *contents)
     monkeypatch.setitem(texts.SIZES, "wt2", (9, 4, 4, 6))
-    (tmp_path / "wikitext2/wiki.train.tokens").rename(tmp_path / "wikitext2" / name)
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / "wikitext2/wiki.train.tokens").rename(tmp_path / path)
     dataset = load("wt2", tmp_path)
     assert parts(dataset) == ["\n= Cat =\nthe <unk> sat\n", "the <unk> =\n", "= sat =\n"]
+    assert dataset.vocabulary == Vocabulary.from_text(contents[0], "word", unknown="<unk>")
+    assert dataset.train.dtype == np.int32
     assert dataset.checksum == hashlib.sha256("".join(contents).encode()).hexdigest()
 
 
@@ -190,7 +197,7 @@ def test_the_training_file_of_penn_treebank_alone(tiny):
     assert alone.vocabulary == joined.vocabulary and alone.checksum != joined.checksum
     with pytest.raises(ValueError, match="files='train' needs `split`"):
         load("char_ptb", tiny, files="train")
-    with pytest.raises(ValueError, match="`files` must be .*Received: files='test'"):
+    with pytest.raises(ValueError, match="`files` must be"):
         load("char_ptb", tiny, files="test")
 
 
@@ -290,8 +297,8 @@ def test_real_passages(real_data):
     assert sum(len(passage.split()) for passage in dataset.test) == 379_883
     assert dataset.checksum.startswith("26df3874fc09b309")
     vocabulary = Vocabulary.from_text("\n".join(dataset.test), "word")
-    x, y, weight = dataset.stream("test", 64, vocabulary=vocabulary)[1]
-    for b, passage in enumerate(dataset.test[64:128]):
+    x, y, weight = last_word_examples(dataset.test[:64], vocabulary)
+    for b, passage in enumerate(dataset.test[:64]):
         (place,) = np.flatnonzero(weight[b])
         words = vocabulary.decode(x[b, : place + 1]).split()
         assert [*words, vocabulary.tokens[y[b, place]]] == passage.split()
@@ -330,14 +337,12 @@ def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypat
     }
     monkeypatch.setattr(texts, "read_tfds", lambda name: {"lambada": arrays}[name])
     assert load("lambada").checksum == local.checksum
-    with pytest.raises(ValueError, match='no passages for training.*unknown="<unk>"'):
-        local.stream("train", 2, vocabulary=KNOWING)
     monkeypatch.setattr(texts, "LAMBADA_PASSAGES", (3, 2))
     with pytest.raises(ValueError, match="development_plain.*expected 3 passages, found 2"):
         load("lambada", data_dir=tmp_path)
 
 
-# WikiText-103
+# Line by line
 
 
 @settings(max_examples=40, deadline=None)
@@ -372,24 +377,3 @@ def test_large_texts_that_are_refused(tmp_path, monkeypatch, name, content, mess
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(texts._lines(tmp_path / name, None))
-
-
-@pytest.fixture
-def wikitext103(tiny):
-    return tiny / "wikitext103"
-
-
-def test_wikitext103_by_words(tmp_path, wikitext103):
-    dataset = load("wt103", data_dir=tmp_path)
-    assert dataset.vocabulary == Vocabulary.from_text(WIKITEXT103[0], "word", unknown="<unk>")
-    for split, content in zip(SPLITS, WIKITEXT103, strict=True):
-        ids = getattr(dataset, split)
-        assert ids.dtype == np.int32
-        np.testing.assert_array_equal(ids, dataset.vocabulary.encode(content))
-    assert dataset.checksum == hashlib.sha256("".join(WIKITEXT103).encode()).hexdigest()
-    # Compressed, and in the folder of the archive.
-    path = wikitext103 / "wiki.train.tokens"
-    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-    wikitext103.rename(tmp_path / "wikitext-103")
-    assert load("wt103", data_dir=tmp_path).checksum == dataset.checksum

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.data.streams import SequenceStream
 from trellis_keras.files import checksum, read_file, read_npz
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import Source, read_tfds
@@ -98,11 +97,11 @@ def seq_cifar10(data_dir: DataDir) -> Dataset:
         with _refuse_damage(labels_path):
             arrays = read_npz(io.BytesIO(read_file(labels_path)))
             labels = {split: arrays[f"y_{split}"] for split in ("train", "test")}
-        parts = {
-            split: [_read_strip(path) for path in strips if path.name.startswith(split)]
-            for split in labels
-        }
-        return {split: (np.concatenate(parts[split]), labels[split]) for split in labels}
+        images = {}
+        for split in labels:
+            parts = [_read_strip(path) for path in strips if path.name.startswith(split)]
+            images[split] = np.concatenate(parts), labels[split]
+        return images
 
     return _pixel_dataset("seq_cifar10", CIFAR10.find(data_dir), read)
 
@@ -135,19 +134,11 @@ def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.nda
     Returns:
         float32 array of shape (images, height * width, channels).
 
-    Raises:
-        ValueError: If `images` has another rank.
-
     Example:
 
     >>> pixel_sequences(np.full((1, 2, 2, 1), 255, "uint8"), 0.5, 0.5).tolist()
     [[[1.0], [1.0], [1.0], [1.0]]]
     """
-    if images.ndim != 4:
-        raise ValueError(
-            "`images` must be rank 4 (images, height, width, channels). "
-            f"Received: shape {images.shape}"
-        )
     count, height, width, channels = images.shape
     x = images.reshape(count, height * width, channels).astype("float32")
     x /= 255
@@ -206,7 +197,7 @@ def _pixel_dataset(name, paths, read):
         split: (pixel_sequences(x, published.mean, published.deviation), y.astype("int32"))
         for split, (x, y) in (splits | ordered).items()
     }
-    return Dataset(name, **sequences, checksum=digest, make_stream=SequenceStream)
+    return Dataset(name, **sequences, checksum=digest)
 
 
 def _check_images(name, split, images, labels):

@@ -3,7 +3,6 @@
 import io
 from typing import Any
 
-from trellis_keras.data.streams import PianoRollStream
 from trellis_keras.files import checksum, read_file
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import Download, Source
@@ -54,4 +53,4 @@ def _load_music(name, source, data_dir):
 
     variables = scipy.io.loadmat(io.BytesIO(content))
     rolls = {split: [*variables[f"{split}data"].ravel()] for split in SPLITS}
-    return Dataset(name, **rolls, checksum=found, make_stream=PianoRollStream)
+    return Dataset(name, **rolls, checksum=found)

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import keras
-
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.zoo.datasets.sources import Source
 
@@ -19,18 +17,14 @@ SPLITS = ("train", "valid", "test")
 class Dataset:
     """A data set in three splits.
 
-    A split holds the input of its stream: an int32 array of token ids for text, a tuple `(x, y)` of
-    arrays for sequences of equal length, a list of piano rolls for music, and a list of passages
-    for LAMBADA.
+    A split is an int32 array of token ids for text (`data.TokenStream` makes batches of it), a
+    tuple `(x, y)` of arrays for sequences of equal length (`SequenceStream`), a list of piano rolls
+    for music (`PianoRollStream`), and a list of passages for LAMBADA (`last_word_examples`).
 
     Attributes:
         name: The name under which it was loaded.
-        train: The training split.
-        valid: The validation split.
-        test: The test split.
+        train, valid, test: The splits.
         checksum: Hexadecimal SHA-256, equal for equal data.
-        make_stream: The class of the streams, or a function that returns one. Called with a split,
-            `batch_size`, and options.
         vocabulary: The `Vocabulary` of a text, else `None`.
     """
 
@@ -39,37 +33,13 @@ class Dataset:
     valid: Any = dataclasses.field(repr=False)
     test: Any = dataclasses.field(repr=False)
     checksum: str
-    make_stream: Callable = dataclasses.field(repr=False)
     vocabulary: Vocabulary | None = None
-
-    def stream(self, split: str, batch_size: int, **options) -> keras.utils.PyDataset:
-        """Returns a split as batches `(x, y, weight)` for `fit` or `evaluate`.
-
-        Args:
-            split: `"train"`, `"valid"` or `"test"`.
-            batch_size: Positive integer, number of rows per batch.
-            **options: Other arguments of the stream: a `TokenStream` for text, which stays in
-                order; a `PianoRollStream` for music; else a `SequenceStream`. Separate sequences
-                are shuffled by default if the split is `"train"`. LAMBADA also takes the arguments
-                of `last_word_examples`.
-
-        Raises:
-            ValueError: If an argument is invalid.
-        """
-        if split not in SPLITS:
-            raise ValueError(f"`split` must be one of {SPLITS}. Received: split={split!r}")
-        if self.vocabulary is None:
-            options.setdefault("shuffle", split == "train")
-        return self.make_stream(*self._arrays(split), batch_size, **options)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Number of tokens or examples of each split."""
-        return {split: len(self._arrays(split)[0]) for split in SPLITS}
-
-    def _arrays(self, split):
-        held = getattr(self, split)
-        return held if isinstance(held, tuple) else (held,)
+        splits = {split: getattr(self, split) for split in SPLITS}
+        return {k: len(held[0] if isinstance(held, tuple) else held) for k, held in splits.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +51,7 @@ class DatasetInfo:
         loader: Function `(data_dir, **options)` that returns the `Dataset`.
         options: Dict of the options and their defaults, `inspect.Parameter.empty` if required.
         source: `Source` of its files, or `None` if it needs none.
-        citation: Description and publisher.
-        license: The terms of use.
+        citation, license: Description and publisher, and the terms of use.
     """
 
     name: str
@@ -138,12 +107,6 @@ def list_datasets() -> list[str]:
 
 def info(name: str) -> DatasetInfo:
     """Returns files, options, citation and license of a data set.
-
-    Args:
-        name: One of `list_datasets()`.
-
-    Raises:
-        ValueError: If the name is unknown.
 
     Example:
 
@@ -226,7 +189,7 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     Example:
 
     >>> dataset = load("adding", T=100, train=64)
-    >>> x, y, weight = dataset.stream("train", batch_size=32)[0]
+    >>> x, y, weight = trellis_keras.data.SequenceStream(*dataset.train, batch_size=32)[0]
     >>> x.shape, y.shape, weight.shape
     ((32, 100, 2), (32, 1), (32,))
     """

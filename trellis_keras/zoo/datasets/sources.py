@@ -112,19 +112,14 @@ class Source:
     downloads: tuple[Download, ...] = ()
 
     def find(self, data_dir: str | os.PathLike | None) -> list[Path]:
-        """Finds the files, or download them if there is no local copy.
+        """Returns the path of each file, which is downloaded if there is no local copy.
 
         Args:
             data_dir: Folder of local copies. `None` means the folder named by the environment
                 variable, if it has a file of this data set.
 
         Returns:
-            A list with the path of each file; empty if there is neither a local copy nor a
-            download.
-
-        Raises:
-            FileNotFoundError: If the folder, or a file of a local copy, is missing.
-            OSError, ValueError: As `Download.fetch`.
+            A list; empty if there is neither a local copy nor a download.
         """
         folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
         if folder:
@@ -172,12 +167,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
-    """Returns a data set of tensorflow-datasets: {"train" or "test": {feature: array}}.
-
-    Raises:
-        ImportError: If tensorflow-datasets or tensorflow is missing.
-        OSError: If the download fails.
-    """
+    """Returns a data set of tensorflow-datasets: {"train" or "test": {feature: array}}."""
     try:
         import tensorflow_datasets as tfds
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.data.streams import SequenceStream
 from trellis_keras.files import checksum
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
@@ -136,4 +135,4 @@ def _generate(name, generate, T, seed, counts):
         for i, (split, count) in enumerate(zip(SPLITS, counts, strict=True))
     }
     digest = checksum(array for split in splits.values() for array in split)
-    return Dataset(name, **splits, checksum=digest, make_stream=SequenceStream)
+    return Dataset(name, **splits, checksum=digest)

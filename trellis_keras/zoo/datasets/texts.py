@@ -14,17 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.data.streams import SequenceStream, TokenStream
 from trellis_keras.data.vocabulary import EOS, UNITS, Vocabulary
 from trellis_keras.files import BYTE_ORDER_MARK, checksum, decode, own_file, read_blocks, read_file
 from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
-from trellis_keras.zoo.datasets.sources import (
-    Download,
-    Source,
-    check_count,
-    read_tfds,
-)
+from trellis_keras.zoo.datasets.sources import Download, Source, check_count, read_tfds
 
 # Published numbers of tokens: train, valid, test, and distinct tokens.
 SIZES = {
@@ -78,9 +72,6 @@ def _large_text(name, checksum):
 
 TEXT8 = _large_text("text8", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232")
 ENWIK8 = _large_text("enwik8", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc")
-_NOVEL = "war_and_peace/warpeace_input.txt"
-_NOVEL_URL = "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt"
-_NOVEL_CHECKSUM = "b0fc81c399971eaf738c8be89809e6a0d95c151749112b04f06b6af648d8a39f"
 
 
 def _plain_lines(path):
@@ -89,14 +80,13 @@ def _plain_lines(path):
     return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text).strip()
 
 
-WAR_AND_PEACE = Source(
-    (_NOVEL,),
-    (
-        Download(
-            _NOVEL_URL, {_NOVEL: None}, _NOVEL_CHECKSUM, lambda path: _plain_lines(path).encode()
-        ),
-    ),
+_NOVEL = Download(
+    "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt",
+    {"war_and_peace/warpeace_input.txt": None},
+    "b0fc81c399971eaf738c8be89809e6a0d95c151749112b04f06b6af648d8a39f",
+    lambda path: _plain_lines(path).encode(),
 )
+WAR_AND_PEACE = Source(tuple(_NOVEL.files), (_NOVEL,))
 LAMBADA = Source(
     ("lambada/lambada_development_plain_text.txt", "lambada/lambada_test_plain_text.txt")
 )
@@ -170,35 +160,19 @@ def _is_number(value):
 @register(**_PTB_TERMS, source=PTB)
 def ptb(data_dir: DataDir) -> Dataset:
     """Penn Treebank by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
-    return _load_words("ptb", PTB, data_dir)
+    return _words("ptb", PTB, data_dir)
 
 
 @register(**_WIKITEXT_TERMS, source=WIKITEXT2)
 def wt2(data_dir: DataDir) -> Dataset:
     """WikiText-2 by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
-    return _load_words("wt2", WIKITEXT2, data_dir)
+    return _words("wt2", WIKITEXT2, data_dir)
 
 
 @register(**_WIKITEXT_TERMS, source=WIKITEXT103)
 def wt103(data_dir: DataDir) -> Dataset:
-    """WikiText-103 by words, encoded line by line: its words as Python strings take gigabytes."""
-    *sizes, vocabulary_size = SIZES["wt103"]
-    paths = WIKITEXT103.find(data_dir)
-    counts: collections.Counter = collections.Counter()
-    for text in _lines(paths[0], "counting words"):
-        counts.update(text.replace("\n", f" {EOS} ").split())
-    check_count(paths[0], "distinct words", vocabulary_size, len(counts))
-    with _refuse_text(paths[0]):
-        vocabulary = Vocabulary.from_counts(counts, unknown="<unk>")
-    parts = []
-    for path, size in zip(paths, sizes, strict=True):
-        with _refuse_text(path):
-            ids = [vocabulary.encode(text, False) for text in _lines(path, "encoding words")]
-        check_count(path, "words", size, sum(map(len, ids)))
-        parts.append(np.concatenate(ids))
-    train, valid, test = parts
-    digest = checksum(block for path in paths for block in read_blocks(path))
-    return Dataset("wt103", train, valid, test, digest, TokenStream, vocabulary)
+    """WikiText-103 by words, like WikiText-2."""
+    return _words("wt103", WIKITEXT103, data_dir)
 
 
 @register(**_PTB_TERMS, options=Cut, source=PTB)
@@ -209,13 +183,16 @@ def char_ptb(data_dir: DataDir, *, files: str = "all", **cut) -> Dataset:
     `"\\n"` is the 50th symbol.
     """
     places = Cut(**cut)
-    if files not in ("all", "train"):
-        raise ValueError(f"`files` must be 'all' or 'train'. Received: files={files!r}")
+    check_choice("files", files, ("all", "train"))
     if files == "train" and places.split is None:
         raise ValueError("files='train' needs `split`: the published split has three files.")
-    paths, contents, texts = _read_texts(PTB, data_dir)
-    texts = [re.sub("^ ", "", text, flags=re.MULTILINE) for text in texts]
-    vocabulary, _ = _encode_files("char_ptb", paths, texts, "character")
+    paths = PTB.find(data_dir)
+    contents = [read_file(path) for path in paths]
+    texts = []
+    for path, content, size in zip(paths, contents, SIZES["char_ptb"], strict=False):
+        texts.append(re.sub("^ ", "", decode(content, path), flags=re.MULTILINE))
+        check_count(path, "characters", size, len(texts[-1]))
+    vocabulary = _make_vocabulary("char_ptb", paths[0], texts[0])
     if files == "train":
         texts, contents = texts[:1], contents[:1]
     return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, places)
@@ -276,9 +253,9 @@ def text(
     if unit != "byte":
         symbols = decode(content, found, 'To read any file, byte by byte: unit="byte".')
         symbols = symbols.removeprefix(BYTE_ORDER_MARK)
-    if unit == "word" and not symbols.strip():
-        raise ValueError(f"{found} has no words")
-    vocabulary = _make_vocabulary(found, symbols, unit)
+    if not (symbols.strip() if unit == "word" else symbols):
+        raise ValueError(f"{found} has no {unit}s")
+    vocabulary = Vocabulary.from_text(symbols, unit)
     if unknown is not None:
         # Last, as the rarest word, unless the text contains it.
         words = dict.fromkeys((*vocabulary.tokens, unknown))
@@ -286,31 +263,26 @@ def text(
     return _cut_text("text", found, [content], symbols, vocabulary, places)
 
 
-def _read_texts(source, data_dir):
-    """Returns the paths, contents and texts of a data set's files."""
+def _words(name, source, data_dir):
+    """Reads three files of words, whose vocabulary is that of the first.
+
+    They are encoded line by line: the words of WikiText-103 as Python strings take gigabytes.
+    """
     paths = source.find(data_dir)
-    contents = [read_file(path) for path in paths]
-    return paths, contents, [decode(*pair) for pair in zip(contents, paths, strict=True)]
-
-
-def _encode_files(name, paths, texts, unit, unknown=None):
-    """Returns the vocabulary of the training file and the ids of all three, of known sizes."""
     *sizes, vocabulary_size = SIZES[name]
-    vocabulary = _make_vocabulary(paths[0], texts[0], unit, unknown)
-    check_count(paths[0], f"distinct {unit}s", vocabulary_size, len(vocabulary))
+    counts = collections.Counter()
+    for text in _lines(paths[0], "counting words"):
+        counts.update(text.replace("\n", f" {EOS} ").split())
+    check_count(paths[0], "distinct words", vocabulary_size, len(counts))
+    with _refuse_text(paths[0]):
+        vocabulary = Vocabulary.from_counts(counts, unknown="<unk>")
     parts = []
-    for path, text, size in zip(paths, texts, sizes, strict=True):
-        with _refuse_text(path):
-            parts.append(vocabulary.encode(text))
-        check_count(path, f"{unit}s", size, len(parts[-1]))
-    return vocabulary, parts
-
-
-def _load_words(name, source, data_dir):
-    """Three files of words; the vocabulary is that of the first."""
-    paths, contents, texts = _read_texts(source, data_dir)
-    vocabulary, parts = _encode_files(name, paths, texts, "word", unknown="<unk>")
-    return Dataset(name, *parts, checksum(contents), TokenStream, vocabulary)
+    for path, size in zip(paths, sizes, strict=True):
+        ids = [vocabulary.encode(text, False) for text in _lines(path, "encoding words")]
+        check_count(path, "words", size, sum(map(len, ids)))
+        parts.append(np.concatenate(ids))
+    digest = checksum(block for path in paths for block in read_blocks(path))
+    return Dataset(name, *parts, digest, vocabulary)
 
 
 def _whole_text(name, source, data_dir, cut, symbols_of):
@@ -318,14 +290,19 @@ def _whole_text(name, source, data_dir, cut, symbols_of):
     places = Cut(**cut)
     (path,) = source.find(data_dir)
     symbols = symbols_of(path)
-    is_bytes = isinstance(symbols, bytes)
-    unit, content = ("byte", symbols) if is_bytes else ("character", symbols.encode())
-    *sizes, vocabulary_size = SIZES[name]
+    content = symbols if isinstance(symbols, bytes) else symbols.encode()
+    unit = "character" if isinstance(symbols, str) else "byte"
     hint = f'To read another text, or part of this one: load("text", path=..., unit="{unit}").'
-    check_count(path, f"{unit}s", sum(sizes), len(symbols), hint)
-    vocabulary = _make_vocabulary(path, symbols, unit)
-    check_count(path, f"distinct {unit}s", vocabulary_size, len(vocabulary), hint)
+    check_count(path, f"{unit}s", sum(SIZES[name][:3]), len(symbols), hint)
+    vocabulary = _make_vocabulary(name, path, symbols, unit)
     return _cut_text(name, path, [content], symbols, vocabulary, places)
+
+
+def _make_vocabulary(name, path, symbols, unit="character"):
+    """Returns the vocabulary of characters or bytes, whose size is published."""
+    vocabulary = Vocabulary.from_text(symbols, unit)
+    check_count(path, f"distinct {unit}s", SIZES[name][3], len(vocabulary))
+    return vocabulary
 
 
 def _cut_text(name, label, contents, symbols, vocabulary, cut):
@@ -348,17 +325,13 @@ def _cut_text(name, label, contents, symbols, vocabulary, cut):
         )
     parts = [tokens[place] for place in places.values()]
     if unit != "word":
-        parts = [vocabulary.encode(part) for part in parts]
+        with _refuse_text(label):
+            parts = [vocabulary.encode(part) for part in parts]
     digest = checksum(contents)
     is_usual = name != "text" or unit == "character"
     if not is_usual or places != Cut().places(total, usual):
         digest = checksum([f"{digest} {unit} {places}".encode()])
-    return Dataset(name, *parts, digest, TokenStream, vocabulary)
-
-
-def _make_vocabulary(path, symbols, unit, unknown=None):
-    with _refuse_text(path):
-        return Vocabulary.from_text(symbols, unit, unknown)
+    return Dataset(name, *parts, digest, vocabulary)
 
 
 @contextlib.contextmanager
@@ -419,17 +392,18 @@ def lambada(data_dir: DataDir) -> Dataset:
     valid, test = splits
     # Sorted, because sources differ in their order.
     digest = checksum(passage.encode() for split in splits for passage in sorted(split))
-    return Dataset("lambada", [], valid, test, digest, _last_word_stream)
+    return Dataset("lambada", [], valid, test, digest)
 
 
 def last_word_examples(
     passages: Iterable[str], vocabulary: Vocabulary, original: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Make examples in which the last word of a passage is to be predicted.
+    """Returns examples in which the last word of a passage is to be predicted.
 
-    The model reads the words before the last, and padding, which a causal model does not see.
-    Unknown words become the unknown token. Passages whose last word is unknown are left out:
-    predicting the unknown token is not predicting the word.
+    `data.SequenceStream(x, y, batch_size, weight)` makes batches of them. The model reads the words
+    before the last, and padding, which a causal model does not see. Unknown words become the
+    unknown token. Passages whose last word is unknown are left out: predicting the unknown token is
+    not predicting the word.
 
     Args:
         passages: Strings of 2 or more words.
@@ -480,13 +454,3 @@ def last_word_examples(
         y[i, end - 1] = ids[-1]
         weight[i, end - 1] = 1
     return x, y, weight
-
-
-def _last_word_stream(passages, batch_size, *, vocabulary, original=False, **options):
-    if not passages:
-        raise ValueError(
-            "LAMBADA has no passages for training. A text of your own is read by "
-            'load("text", path=..., unit="word", unknown="<unk>")'
-        )
-    x, y, weight = last_word_examples(passages, vocabulary, original)
-    return SequenceStream(x, y, batch_size, weight, **options)
