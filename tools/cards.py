@@ -88,9 +88,9 @@ def _sentences(one):
 
 
 def _of_seeds(one):
-    if len(one.seeds) == 1:
+    if len(one.run.seeds) == 1:
         return "One seed."
-    losses = sorted(seed["validation_loss"] for seed in one.seeds)
+    losses = sorted(seed["validation_loss"] for seed in one.run.seeds)
     rank = 1 + losses.index(one.results["validation_loss"])
     others = ", ".join(f"seed {s['seed']} {s['test']:.6g}" for s in one.results["other_seeds"])
     return (
@@ -105,18 +105,14 @@ def _recipe(recipe):
     chosen = {k: v for k, v in recipe.arguments.items() if v is not None and k != "seed"}
     rest = {k: v for k, v in training.items() if k not in _IN_THE_LINE}
     changes = {name: value for name, value in recipe.changes().items() if name != "seed"}
-    return _list(
-        filter(
-            None,
-            [
-                _assignments(chosen),
-                f"{training['optimizer']}, learning rate {training['learning_rate']:g}, batch size "
-                f"{training['batch_size']}, at most {training['epochs']} epochs",
-                _assignments(rest),
-                changes and f"changed from the zoo's default recipe: {_assignments(changes)}",
-            ],
-        )
-    )
+    lines = [
+        _assignments(chosen),
+        f"{training['optimizer']}, learning rate {training['learning_rate']:g}, batch size "
+        f"{training['batch_size']}, at most {training['epochs']} epochs",
+        _assignments(rest),
+        changes and f"changed from the zoo's default recipe: {_assignments(changes)}",
+    ]
+    return _list(filter(None, lines))
 
 
 def _assignments(options):
@@ -162,12 +158,8 @@ def _use(one):
     given = ", ".join(words)
     has_weights = "weights_sha256" in one.results
     weights, comment = ('weights="pretrained"', "") if has_weights else ("", "  # untrained")
-    lines = [
-        f"recipe = zoo.recipe({given})"
-        if len(given) < 80
-        else f"recipe = zoo.recipe(\n    {given}\n)",
-        f"model = recipe.build({weights}){comment}",
-    ]
+    given = given if len(given) < 80 else f"\n    {given}\n"
+    lines = [f"recipe = zoo.recipe({given})", f"model = recipe.build({weights}){comment}"]
     if has_weights and one.recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
     elif has_weights:

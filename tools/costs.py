@@ -41,20 +41,20 @@ TRAINING_TOKENS = {
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Models. Default: all.")] = None,
-    output: Annotated[str | None, typer.Option(help="Output file. Default: the zoo's.")] = None,
+    output: Annotated[
+        pathlib.Path | None, typer.Option(help="Output file. Default: the zoo's.")
+    ] = None,
 ):
     """Measure the models that are not yet in the file."""
-    path = assets_folder() / COSTS if output is None else pathlib.Path(output)
+    path = output or assets_folder() / COSTS
     machine = environment()
     commit = machine.pop("commit")
     costs = {"machine": machine, "models": {}}
     if path.exists():
         costs = json.loads(path.read_text(encoding="utf-8"))
-        there, here = (
-            [each[k] for k in ("hardware", "backend")] for each in (costs["machine"], machine)
-        )
-        if there != here:
-            raise SystemExit(f"{path} was measured on {there}, not {here}: use another --output.")
+    for part in ("hardware", "backend"):
+        if costs["machine"][part] != machine[part]:
+            raise SystemExit(f"{path} was measured on {costs['machine']}: use another --output.")
     for name in names or zoo.list_models():
         if name not in costs["models"]:
             # Sets the affinity before the backend counts the cores.
@@ -62,12 +62,11 @@ def main(
                 "import os; os.sched_setaffinity(0, {0}); "
                 f"from tools.costs import measure; measure({name!r})"
             )
-            done = subprocess.run(
-                [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
-            )
-            costs["models"][name] = {**json.loads(done.stdout.splitlines()[-1]), "commit": commit}
-            costs["models"] = dict(sorted(costs["models"].items()))
-            typer.echo(f"{name}: {costs['models'][name]}")
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            figures = json.loads(done.stdout.splitlines()[-1]) | {"commit": commit}
+            typer.echo(f"{name}: {figures}")
+            costs["models"] = dict(sorted({**costs["models"], name: figures}.items()))
             with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(costs, indent=2) + "\n", encoding="utf-8")
 

@@ -72,10 +72,6 @@ class Description:
         return f"{'/'.join(filter(None, (self.run.model, self.run.setting)))}/card.md"
 
     @property
-    def seeds(self):
-        return self.run.seeds
-
-    @property
     def deviation(self):
         """The standard deviation over the seeds, 0 for one seed."""
         return statistics.stdev(self.run.values) if len(self.run.values) > 1 else 0.0
@@ -83,11 +79,12 @@ class Description:
     @property
     def ours(self):
         """The result as text, with the deviation over seeds or test sets."""
-        deviation, over = self.deviation, f"{len(self.seeds)} seeds"
-        if len(self.seeds) == 1 and "test_sets" not in self.results:
-            return f"{self.run.mean:.4g}"
-        if len(self.seeds) == 1:
+        if len(self.run.seeds) > 1:
+            deviation, over = self.deviation, f"{len(self.run.seeds)} seeds"
+        elif "test_sets" in self.results:
             deviation, over = self.results["test_sets"]["deviation"], "ten test sets"
+        else:
+            return f"{self.run.mean:.4g}"
         return f"{self.run.mean:.4g} ± {deviation:.2g} ({over})"
 
     @property
@@ -98,19 +95,21 @@ class Description:
     @property
     def verdict(self):
         """How the result compares with the published one, one of `VERDICTS`."""
-        found, wanted = self._error(self.run.mean), self._error(self.value.value)
+        found, wanted = self.run.mean, self.value.value
+        if self.recipe.metric == "accuracy":
+            found, wanted = 1 - found, 1 - wanted
         floor = _floor(self.recipe)
         if floor is not None and found > _FLOOR * floor:
             return "at the floor"
-        if self.has_other_text:
+        if self.remark in (_PTB, _NOVEL) and self.recipe.data_options.get("files") != "train":
             return "other text"
         above = found / wanted - 1
         if above > _MARGIN:
             return "within 5 %" if above <= 0.05 else "behind"
         if self.results["parameters"] > _LARGER * number(self.value.parameters):
             return "larger net"
-        standard_error = self.deviation / math.sqrt(len(self.seeds))
-        is_significant = len(self.seeds) > 2 and wanted - found > 2 * standard_error
+        standard_error = self.deviation / math.sqrt(len(self.run.seeds))
+        is_significant = len(self.run.seeds) > 2 and wanted - found > 2 * standard_error
         return "better" if above < -_MARGIN or is_significant else "level"
 
     @property
@@ -118,7 +117,7 @@ class Description:
         """How often the test split was evaluated, and what was published before, as text."""
         replaced = self.results.get("replaced", [])
         count = self.results.get("test_runs")
-        text = f"at least {len(self.seeds) + len(replaced)}" if count is None else str(count)
+        text = f"at least {len(self.run.seeds) + len(replaced)}" if count is None else str(count)
         return ", replaced ".join([text, *(f"{value:.4g}" for value in replaced)])
 
     @property
@@ -126,17 +125,9 @@ class Description:
         return self.run.model.startswith(_BASELINES)
 
     @property
-    def has_other_text(self):
-        """Whether the text is known to be another than the paper's."""
-        return self.remark in (_PTB, _NOVEL) and self.recipe.data_options.get("files") != "train"
-
-    @property
     def remark(self):
         """What sets the data apart from the paper's, or None."""
         return None if self.value is None else remark(self.value)
-
-    def _error(self, value):
-        return 1 - value if self.recipe.metric == "accuracy" else value
 
 
 def remark(value):
@@ -173,16 +164,11 @@ def described(folder=None):
     return [Description.of(run) for run in all_runs(folder)]
 
 
-def best(found, settings=(None, "fast")):
-    """Returns {key of a published value: its description with the best verdict}.
-
-    Args:
-        found: Descriptions.
-        settings: The settings that count: None for the papers' recipes, `"fast"`, or both.
-    """
+def best(found):
+    """Returns {key of a published value: its description with the best verdict}."""
     ranks, chosen = list(VERDICTS), {}
     for one in found:
-        if one.value is not None and one.recipe.setting in settings:
+        if one.value is not None:
             other = chosen.get(key(one.value), one)
             chosen[key(one.value)] = min(other, one, key=lambda each: ranks.index(each.verdict))
     return chosen

@@ -48,8 +48,7 @@ NEXT = (
 )
 
 _PAGE = pathlib.Path(__file__).with_name("results.md")
-_COLUMNS = ("model", "metric", "published", "parameters", "ours", "parameters", "difference")
-_COLUMNS += ("verdict", "training", "test runs")
+_COLUMNS = "model metric published parameters ours parameters difference verdict training".split()
 _CHOSEN = {
     "dynamic": ("rule", "learning_rate", "decay", "segment_length"),
     "cache": ("size", "theta", "mix"),
@@ -70,11 +69,7 @@ def main():
 
 
 def replace(text, new):
-    """Returns a page with new content between its two markers.
-
-    Raises:
-        ValueError: The page lacks a marker.
-    """
+    """Returns a page with new content between its two markers."""
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
     if not (start and end):
@@ -94,7 +89,7 @@ def summary(found):
     better, within = of["better"], of["within 5 %"]
     fast = sum(one.recipe.setting == "fast" for one in better)
     baselines = sum(one.is_baseline for one in better)
-    alone = sum(len(one.seeds) == 1 for one in better)
+    alone = sum(len(one.run.seeds) == 1 for one in better)
     text = (
         f"{len(trained)} of the papers' {len(published())} values were trained here, by the "
         f"paper's recipe or a fast one. {len(better)} are better by a margin of 2 % or two "
@@ -150,24 +145,22 @@ def front(found):
 
 def runs_table(found):
     """Returns the table of zoo/README.md: a row per published run."""
-    rows = []
-    for one in found:
-        dtype = one.results.get("weights_dtype", "-")
-        rows.append(
-            [
-                f"[{one.run.title}]({one.link})",
-                one.recipe.data,
-                one.recipe.metric,
-                "-" if one.value is None else f"{one.value.value:.4g}",
-                one.ours,
-                "-" if one.value is None else one.verdict,
-                f"{one.results['parameters']:,}",
-                _took(one),
-                dtype,
-            ]
-        )
-    header = ["run", "data", "metric", "published", "ours", "verdict", "parameters", "training"]
-    return _table([*header, "weights"], rows)
+    header = "run data metric published ours verdict parameters training weights".split()
+    rows = [
+        [
+            f"[{one.run.title}]({one.link})",
+            one.recipe.data,
+            one.recipe.metric,
+            "-" if one.value is None else f"{one.value.value:.4g}",
+            one.ours,
+            "-" if one.value is None else one.verdict,
+            f"{one.results['parameters']:,}",
+            _took(one),
+            one.results.get("weights_dtype", "-"),
+        ]
+        for one in found
+    ]
+    return _table(header, rows)
 
 
 def _table(header, rows):
@@ -209,7 +202,9 @@ def results_page(found):
             group = list(group)
             remarks = [f"{text}\n\n" for text in dict.fromkeys(map(remark, group)) if text]
             rows = [_row(value, one) for value in group for one in _runs_of(value, runs)]
-            sections.append(f"### {source}\n\n{''.join(remarks)}{_table(_COLUMNS, rows)}")
+            sections.append(
+                f"### {source}\n\n{''.join(remarks)}{_table([*_COLUMNS, 'test runs'], rows)}"
+            )
     rest = [value for value in published() if key(value) not in best(found)]
     return _PAGE.read_text(encoding="utf-8").format(
         summary=summary(found),
@@ -275,8 +270,7 @@ def _next(found):
         if gpu_minutes:
             cost, command = f"{gpu_minutes} minutes of a GPU", _gpu_command(name, options)
         else:
-            seconds = _training_seconds(recipe)
-            cost = "not measured" if seconds is None else f"{readable_time(seconds)} of one core"
+            cost = f"{readable_time(_training_seconds(recipe))} of one core"
             command = _command(name, options)
         value = zoo.registry.published_value(recipe).value
         rows.append([name, f"{value:.4g}", cost, f"`{command}`"])
@@ -317,9 +311,8 @@ def _command(name, options):
 
 
 def _gpu_command(name, options):
-    changes = {key: value for key, value in options.items() if key != "setting"}
-    settings = ["--settings", json.dumps(changes)] if changes else []
-    command = ["python", "-m", "benchmarks.gpu.flagship", "train", name, *settings]
+    settings = json.dumps({key: value for key, value in options.items() if key != "setting"})
+    command = ["python", "-m", "benchmarks.gpu.flagship", "train", name, "--settings", settings]
     return shlex.join([*command, "--output", f"runs/gpu/{name}"])
 
 

@@ -1,11 +1,10 @@
-"""Publishes a finished run: card, results, history, learning curve, small weights.
+"""Publishes finished runs: card, results, history, learning curve, small weights.
 
     python -m tools.publish runs/tcn_jsb --note "One more setting was tried."
-    python -m tools.publish runs/seed_1 --other-seed runs/seed_2 --other-seed zoo/tcn_jsb/fast
+    python -m tools.publish runs/seed_1 runs/seed_2 zoo/tcn_jsb/fast
 
 evaluates the best model of each run on the test split and writes to zoo/MODEL, or to
-zoo/MODEL/SETTING if the run changed the model's default arguments or has the setting "fast". Of
-several seeds, the weights of that with the median validation loss are published.
+zoo/MODEL/SETTING if the run changed the model's default arguments or has the setting "fast".
 `python -m tools.pages` then updates the tables.
 """
 
@@ -40,90 +39,65 @@ TEST_SETS = range(1, 11)  # their seeds of other test splits
 _OF_A_SEED = ("test", "validation_loss", "epoch", "epochs", "wall_time_s", "test_sets")
 
 
-def main(
-    run: Annotated[str, typer.Argument(help="Folder of the run.")],
-    folder: Annotated[str, typer.Option(help="Output. Default: the model's in the zoo.")] = "",
-    data_dir: Annotated[str, typer.Option(help="Folder of local copies of the data.")] = "",
+def publish(
+    seeds: Annotated[
+        list[pathlib.Path],
+        typer.Argument(help="Runs, or published runs, that differ only in their seeds."),
+    ],
+    folder: Annotated[
+        pathlib.Path | None, typer.Option(help="Output. Default: the model's in the zoo.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder of local copies of the data.")
+    ] = None,
     note: Annotated[
         str | None, typer.Option(help="Runs not shown, limits. Default: the published note.")
     ] = None,
-    other_seed: Annotated[
-        list[str] | None, typer.Option(help="Run, or published run, with another seed; repeatable.")
-    ] = None,
     test_runs: Annotated[
-        int | None, typer.Option(min=1, help="Evaluations of the test split, with these.")
+        int | None,
+        typer.Option(min=1, help="Evaluations of the test split. Default: the known ones."),
     ] = None,
     test_time: Annotated[
         bool, typer.Option("--test-time", help="Also adapt a language model at test time.")
     ] = False,
 ):
-    """Evaluate a run on the test split and write its card and results."""
-    results = publish(run, folder, data_dir, note, other_seed or (), test_runs, test_time)
-    typer.echo(json.dumps({"model": results["recipe"]["name"], "test": results["test"]}))
+    """Evaluate runs on the test split, and write their card and results.
 
-
-def publish(
-    run, folder=None, data_dir=None, note=None, other_seeds=(), test_runs=None, test_time=False
-):
-    """Evaluates the best models of runs on the test split and publishes them in the zoo.
-
-    Weights are published if the data are the zoo's own, no vocabulary of words would have to
-    accompany them, and they take less than 5 MB: in half precision if the test result keeps its
+    Of several seeds, that with the median validation loss (the lower of two medians; the next one,
+    if its weights are not there) is published with its history and weights, of the others the test
+    results. Weights are published if the data are the zoo's own, no vocabulary of words would have
+    to accompany them, and they take less than 5 MB: in half precision if the test result keeps its
     printed digits, otherwise in single precision.
-
-    Args:
-        run: The run's folder.
-        folder: Output folder. Defaults to `zoo_folder` of the run's recipe.
-        data_dir: Folder of local copies of the data, if they are not where the run found them.
-        note: Note for readers of the card. Defaults to the note of what `folder` holds, if any.
-        other_seeds: Folders of runs of the same recipe with other seeds, or of a published run,
-            with all its seeds. Of all, the seed with the median validation loss (the lower of two
-            medians; the next one, if its weights are not there) is published with its history and
-            weights, of the others the test results.
-        test_runs: Number of evaluations of the test split in all experiments. Defaults to the
-            known ones: those of this call, and of what `folder` and `other_seeds` hold.
-        test_time: Whether to evaluate a language model with dynamic evaluation and the neural
-            cache, too. `test_time` of the results has the hyper-parameters, which are chosen on
-            the validation split.
-
-    Returns:
-        The results, a dict.
-
-    Raises:
-        ValueError: The runs differ in more than their seeds, or repeat one; a run was killed
-            between writing an epoch's history and its checkpoint; another process is training the
-            run; or a run on the user's own data has no `folder`.
-        FileNotFoundError: There is no run, or it has not finished an epoch.
     """
-    paths = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
-    recipes = [read_any_recipe(path) for path in paths]
+    paths = [pathlib.Path(path).expanduser() for path in seeds]
+    recipes = [
+        recipe_from_dict(_read(path)["recipe"]) if is_published(path) else read_recipe(path)
+        for path in paths
+    ]
     _check_same(paths, recipes)
     folder = pathlib.Path(folder).expanduser() if folder else zoo_folder(recipes[0])
     fresh = [path for path in paths if not is_published(path)]
     with contextlib.ExitStack() as locks:
-        for each in fresh:
-            locks.enter_context(folder_lock(each))
-            check_no_links(each)
-            _check_whole(each)
-        seeds = [(each, _evaluated(each, data_dir)) for each in fresh]
-        seeds += [(path, _read(path)) for path in paths if path not in fresh]
-        earlier = [each for path, each in seeds if path not in fresh]
-        without_weights = [other for each in earlier for other in each["other_seeds"]]
-        source, results = _median(seeds, without_weights)
-        others = [_of_a_seed(each) for _, each in seeds if each is not results] + without_weights
-        tests = [each["test"] for each in (results, *others)]
+        for path in fresh:
+            locks.enter_context(folder_lock(path))
+            check_no_links(path)
+            _check_whole(path)
+        found = [(p, _evaluated(p, data_dir) if p in fresh else _read(p)) for p in paths]
+        earlier = [results for path, results in found if path not in fresh]
+        without_weights = [other for results in earlier for other in results["other_seeds"]]
+        source, results = _median(found, without_weights)
+        others = [_of_a_seed(each) for _, each in found if each is not results] + without_weights
         replaced = []
         if is_published(folder) and folder.resolve() not in [path.resolve() for path in paths]:
             earlier.append(_read(folder))
-            replaced = [test for test in [earlier[-1]["test"]] if test not in tests]
+            kept = [each["test"] for each in (results, *others)]
+            replaced = [test for test in [earlier[-1]["test"]] if test not in kept]
         counts = [each.get("test_runs") for each in earlier]  # None if it was not recorded
-        known = None if None in counts else len(fresh) + sum(counts)
+        notes = [note] if note is not None else [each["note"] for each in earlier if each["note"]]
         results |= {
             "other_seeds": others,
-            "note": next((each["note"] for each in earlier if each["note"]), "")
-            if note is None
-            else note,
-            "test_runs": test_runs or known,
+            "note": next(iter(notes), ""),
+            "test_runs": test_runs or (None if None in counts else len(fresh) + sum(counts)),
             "replaced": [test for each in earlier for test in each.get("replaced", [])] + replaced,
         }
         if test_time:
@@ -138,7 +112,9 @@ def publish(
                 "dynamic": evaluate_dynamic(recipe, model, loaded, show=typer.echo),
                 "cache": evaluate_cache(recipe, model, loaded, show=typer.echo),
             }
-        return _write(folder, source, results, data_dir)
+        results = _write(folder, source, results, data_dir)
+    typer.echo(json.dumps({"model": results["recipe"]["name"], "test": results["test"]}))
+    return results
 
 
 def zoo_folder(recipe, zoo=None):
@@ -153,9 +129,7 @@ def zoo_folder(recipe, zoo=None):
             f"{recipe.entry.data_options}. Pass another `folder`. Received: {recipe.data!r} with "
             f"{recipe.data_options}"
         )
-    folder = (assets_folder() if zoo is None else zoo) / recipe.name
-    setting = setting_of(recipe)
-    return folder / setting if setting else folder
+    return (assets_folder() if zoo is None else zoo) / recipe.name / setting_of(recipe)
 
 
 def setting_of(recipe):
@@ -189,11 +163,6 @@ def is_published(path):
     return (path / RESULTS).is_file()
 
 
-def read_any_recipe(path):
-    """Returns the recipe of a run, or of a published run."""
-    return recipe_from_dict(_read(path)["recipe"]) if is_published(path) else read_recipe(path)
-
-
 def _read(folder):
     return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
@@ -223,20 +192,20 @@ def _check_same(paths, recipes):
         seeds += own
 
 
-def _median(seeds, without_weights):
+def _median(found, without_weights):
     """Returns (folder, results) of the seed with the median validation loss.
 
     If its weights are not there, of the next one above.
     """
-    losses = sorted(each["validation_loss"] for each in [r for _, r in seeds] + without_weights)
-    ranked = sorted(seeds, key=lambda pair: pair[1]["validation_loss"])
+    losses = sorted(each["validation_loss"] for each in [r for _, r in found] + without_weights)
+    ranked = sorted(found, key=lambda pair: pair[1]["validation_loss"])
     median = losses[(len(losses) - 1) // 2]
     return next((pair for pair in ranked if pair[1]["validation_loss"] >= median), ranked[-1])
 
 
 def _of_a_seed(results):
     """Returns what is published of the seeds whose weights are not."""
-    seed = {"seed": recipe_from_dict(results["recipe"]).seed}
+    seed = {"seed": results["recipe"]["arguments"]["seed"]}
     return seed | {name: results[name] for name in _OF_A_SEED if name in results}
 
 
@@ -255,7 +224,6 @@ def _evaluated(run, data_dir):
         "recipe": written,
         "test": test[recipe.metric],
         "test_metrics": test,
-        "protocol": "the epoch of the lowest validation loss; the test split has no part in that",
         "validation_loss": best["val_loss"],
         "epoch": int(best["epoch"]),
         "epochs": len(history),
@@ -265,29 +233,26 @@ def _evaluated(run, data_dir):
         "wall_time_s": _wall_time(run),
     }
     if recipe.data in GENERATED and has_own_data(recipe):
-        results["test_sets"] = on_other_test_sets(recipe, model)
+        results["test_sets"] = _on_other_test_sets(recipe, model)
     return results
 
 
-def on_other_test_sets(recipe, model, seeds=TEST_SETS):
-    """Evaluates a compiled model of a generated task on other test sets."""
+def _on_other_test_sets(recipe, model):
     values = []
-    for seed in seeds:
+    for seed in TEST_SETS:
         # The test split does not depend on the size of the others.
         options = recipe.data_options | {"seed": seed, "train": 1, "valid": 1}
         stream = recipe.stream(datasets.load(recipe.data, **options).test)
         logs = model.evaluate(stream, verbose=0, return_dict=True)
         values.append(logs.get(recipe.metric, logs["loss"]))
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    return {"seeds": list(seeds), "mean": mean, "deviation": deviation}
+    return {"seeds": list(TEST_SETS), "mean": mean, "deviation": deviation}
 
 
 def _wall_time(run):
     """Returns the seconds of training in TensorBoard's logs, without pauses, or None."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        return None
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     seconds = []
     for path in sorted((run / "tensorboard" / "train").glob("events.out.tfevents.*")):
         events = EventAccumulator(str(path)).Reload()
@@ -339,17 +304,14 @@ def _save_weights(run, results, data_dir, path):
         return {}
     whole, half = (path.with_name(f"{dtype}.{WEIGHTS}") for dtype in ("float32", "float16"))
     model.save_weights(whole)
-    rewrite(whole, half, "float16")
+    _rewrite(whole, half, "float16")
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
     found = runs.evaluate(recipe, pretrained.load_weights(model, recipe.name, half))
     digits = [f"{value:.4g}" for value in (found[recipe.metric], results["test"])]
     dtype = "float16" if digits[0] == digits[1] else "float32"
-    rewrite(whole, path, dtype)
+    _rewrite(whole, path, dtype)
     if dtype == "float32":
-        typer.echo(
-            f"The weights stay in single precision: in half precision, {recipe.metric} is "
-            f"{digits[0]}, not {digits[1]}."
-        )
+        typer.echo(f"Half precision would change {recipe.metric} to {digits[0]}: single is kept.")
     if path.stat().st_size > cards.LARGEST_WEIGHTS:
         path.unlink()
         return {}
@@ -357,7 +319,7 @@ def _save_weights(run, results, data_dir, path):
     return described | ({"vocabulary": vocabulary.get_config()} if recipe.reads_text else {})
 
 
-def rewrite(path, output, dtype):
+def _rewrite(path, output, dtype):
     """Copies a weights file in HDF5's compact format, with floating-point arrays in `dtype`."""
     with h5py.File(path) as old, h5py.File(output, "w", libver="latest") as new:
 
@@ -376,7 +338,7 @@ def rewrite(path, output, dtype):
 def _draw(history, run, path):
     """Plots the training and validation loss by epoch."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(xlabel="epoch", ylabel="loss", title=run.title)
     epochs = [row["epoch"] for row in history]
     for name, label in (("loss", "training"), ("val_loss", "validation")):
         axes.plot(epochs, [row[name] for row in history], label=label)
@@ -385,7 +347,6 @@ def _draw(history, run, path):
     values = [value for value in values if not math.isnan(value)]
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_yscale("log")
-    axes.set(xlabel="epoch", ylabel="loss", title=run.title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120, format="png")
@@ -393,6 +354,6 @@ def _draw(history, run, path):
 
 if __name__ == "__main__":
     try:
-        typer.run(main)
+        typer.run(publish)
     except (ValueError, OSError) as error:
         sys.exit(f"Error: {error}")
