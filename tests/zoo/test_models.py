@@ -38,9 +38,8 @@ def test_list_models():
 
 def test_help_shows_every_published_value():
     parameters = inspect.signature(zoo.trellisnet_ptb).parameters
-    assert [name for name, p in parameters.items() if p.default is None] == [
-        "groups", "experts", "vocabulary", "weights", "dtype_policy", "jit_compile",
-    ]  # fmt: skip
+    open_ones = ["groups", "experts", "vocabulary", "weights", "dtype_policy", "jit_compile"]
+    assert [name for name, p in parameters.items() if p.default is None] == open_ones
     assert (parameters["hidden_units"].default, parameters["aux_weight"].default) == (1000, 0.05)
     for name in zoo.list_models():
         text = pydoc.plain(pydoc.render_doc(getattr(zoo, name)))
@@ -175,10 +174,7 @@ def test_every_model_of_the_lru_paper_has_its_size(size):
 # Arguments
 
 
-@pytest.mark.parametrize(
-    "name, steps",
-    [("lstm_seq_mnist", 784), ("lstm_adding", 600), ("lstm_copy_memory", 1_020)],
-)
+@pytest.mark.parametrize("name, steps", [("lstm_seq_mnist", 784), ("lstm_copy_memory", 1_020)])
 def test_lstms_remember_from_one_to_all_steps(name, steps):
     def biases(layer=0, **options):
         model = zoo.get_model(name, forget_bias="chrono", **options)
@@ -215,22 +211,15 @@ def test_parts_that_the_ablations_take_out():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "option"),
     [
-        ("tcn_jsb", {"dropout_kind": "some"}, "`dropout_kind` must be one of"),
-        ("tcn_jsb", {"depth": 2**63}, "`depth` must be at most 31"),
-        ("tcn_ptb", {"initial_embedding": "zero"}, "`initial_embedding` must be one of"),
-        ("trellisnet_char", {"groups": 3, "hidden_units": 99}, "that sum to `units`"),
-        ("trellisnet_ptb", {"output_units": 9}, "an embedding as wide as the hidden output"),
-        ("trellisnet_ptb", {"depth": 8, "aux_every": 9}, "`aux_every`, at most the depth"),
-        ("lstm_ptb", {"embedding_dim": 5}, "an embedding as wide as the hidden output"),
-        ("lru_char_ptb", {"variant": "full"}, "`variant` must be one of"),
-        ("grid_lstm_text8", {"convention": "mine"}, "`convention` must be one of"),
+        *[("tcn_jsb", "dropout_kind"), ("tcn_ptb", "initial_embedding")],
+        *[("lru_char_ptb", "variant"), ("grid_lstm_text8", "convention")],
     ],
 )
-def test_wrong_arguments(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.get_model(name, **options)
+def test_wrong_choices(name, option):
+    with pytest.raises(ValueError, match=f"`{option}` must be one of"):
+        zoo.get_model(name, **{option: "mine"})
 
 
 # A step of training

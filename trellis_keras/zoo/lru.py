@@ -25,27 +25,12 @@ from trellis_keras.zoo.registry import register, sub_seed, with_defaults
 from trellis_keras.zoo.training_settings import Training, adamw_cycle
 
 __all__ = [
-    "grid_lstm_char_ptb",
-    "grid_lstm_enwik8",
-    "grid_lstm_text8",
-    "grid_lstm_war_and_peace",
-    "gru_char_ptb_lru_paper",
-    "gru_enwik8",
-    "gru_text8_lru_paper",
-    "gru_war_and_peace",
-    "lru_char_ptb",
-    "lru_enwik8",
-    "lru_text8",
-    "lru_war_and_peace",
-    "lstm_char_ptb_lru_paper",
-    "lstm_enwik8",
-    "lstm_text8_lru_paper",
-    "lstm_war_and_peace",
-    "rhn_char_ptb",
-    "rhn_enwik8",
-    "rhn_text8",
-    "rhn_war_and_peace",
-]
+    "lru_char_ptb", "lru_enwik8", "lru_text8", "lru_war_and_peace",
+    "grid_lstm_char_ptb", "grid_lstm_enwik8", "grid_lstm_text8", "grid_lstm_war_and_peace",
+    "gru_char_ptb_lru_paper", "gru_enwik8", "gru_text8_lru_paper", "gru_war_and_peace",
+    "lstm_char_ptb_lru_paper", "lstm_enwik8", "lstm_text8_lru_paper", "lstm_war_and_peace",
+    "rhn_char_ptb", "rhn_enwik8", "rhn_text8", "rhn_war_and_peace",
+]  # fmt: skip
 
 
 def _training():
@@ -126,21 +111,23 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed):
     )
 
 
-def _on_texts(builder, prefix, widths, suffix=""):
+def _on_texts(builder, prefix, widths, doc, **fixed):
     """Registers a language model for each of the four texts, and returns the functions.
 
     Args:
-        builder: Function with the arguments of all four, and a docstring with `{text}`.
+        builder: Function with the arguments of all four.
         prefix: Start of the functions' names, before the name of the data.
         widths: Their `hidden_units`.
-        suffix: End of the names that the TCN paper's models have, too.
+        doc: Their docstring, with `{text}`.
+        **fixed: Arguments of the builder that the functions do not take.
     """
     functions = []
     for units, (text, symbols, entry) in zip(widths, _TEXTS, strict=True):
         name = f"{prefix}_{entry['data']}"
-        name += suffix if entry["data"] in ("char_ptb", "text8") else ""
-        doc = builder.__doc__.replace("{text}", text)
-        made = with_defaults(builder, name, doc, hidden_units=units, vocabulary_size=symbols)
+        if prefix in ("lstm", "gru") and entry["data"] in ("char_ptb", "text8"):
+            name += "_lru_paper"  # the TCN paper has models of the shorter names
+        defaults = {"hidden_units": units, "vocabulary_size": symbols}
+        made = with_defaults(builder, name, doc.replace("{text}", text), fixed, **defaults)
         functions.append(register(**_SHARED, **entry)(made))
     return functions
 
@@ -187,14 +174,21 @@ def _lru(
 
 
 lru_char_ptb, lru_war_and_peace, lru_enwik8, lru_text8 = _on_texts(
-    _lru, "lru", (643, 642, 637, 644)
+    _lru, "lru", (643, 642, 637, 644), _lru.__doc__
 )
 
 
 _KERAS_LAYERS = {"lstm": (keras.layers.LSTM, 4), "gru": (keras.layers.GRU, 3)}
 
 
-def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed):
+def _keras_rnn(
+    cell,
+    layers: int = 2,
+    hidden_units: int = 787,
+    stateful: bool = True,
+    vocabulary_size: int = 50,
+    seed: int | None = 0,
+) -> LanguageModel:
     make, gates = _KERAS_LAYERS[cell]
     stack = []
     for i in range(layers):
@@ -219,46 +213,30 @@ def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed):
     return _language_model(backbone, hidden_units, vocabulary_size, seed)
 
 
-def _lstm(
-    layers: int = 2,
-    hidden_units: int = 787,
-    stateful: bool = True,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
+lstm_char_ptb_lru_paper, lstm_war_and_peace, lstm_enwik8, lstm_text8_lru_paper = _on_texts(
+    _keras_rnn,
+    "lstm",
+    (787, 785, 778, 789),
     """LSTM on {text}, 10M parameters (LRU paper, Table 1).
 
     It uses Keras' LSTM, with a forget gate bias of 1.
 
     Arguments as in `lru_char_ptb`.
-    """
-    return _keras_rnn("lstm", layers, hidden_units, stateful, vocabulary_size, seed)
-
-
-lstm_char_ptb_lru_paper, lstm_war_and_peace, lstm_enwik8, lstm_text8_lru_paper = _on_texts(
-    _lstm, "lstm", (787, 785, 778, 789), "_lru_paper"
+    """,
+    cell="lstm",
 )
-
-
-def _gru(
-    layers: int = 2,
-    hidden_units: int = 908,
-    stateful: bool = True,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
+gru_char_ptb_lru_paper, gru_war_and_peace, gru_enwik8, gru_text8_lru_paper = _on_texts(
+    _keras_rnn,
+    "gru",
+    (908, 906, 895, 910),
     """GRU on {text}, 10M parameters (LRU paper, Table 1).
 
     It uses Keras' GRU, with the reset gate after the product. In the paper's Eq. 3 it comes before
     the product, but the paper trained PyTorch's GRU (footnote 6), where it comes after.
 
     Arguments as in `lru_char_ptb`.
-    """
-    return _keras_rnn("gru", layers, hidden_units, stateful, vocabulary_size, seed)
-
-
-gru_char_ptb_lru_paper, gru_war_and_peace, gru_enwik8, gru_text8_lru_paper = _on_texts(
-    _gru, "gru", (908, 906, 895, 910), "_lru_paper"
+    """,
+    cell="gru",
 )
 
 
@@ -299,7 +277,7 @@ def _grid_lstm(
 
 
 grid_lstm_char_ptb, grid_lstm_war_and_peace, grid_lstm_enwik8, grid_lstm_text8 = _on_texts(
-    _grid_lstm, "grid_lstm", (787, 785, 778, 789)
+    _grid_lstm, "grid_lstm", (787, 785, 778, 789), _grid_lstm.__doc__
 )
 
 
@@ -332,5 +310,5 @@ def _rhn(
 
 
 rhn_char_ptb, rhn_war_and_peace, rhn_enwik8, rhn_text8 = _on_texts(
-    _rhn, "rhn", (908, 906, 896, 910)
+    _rhn, "rhn", (908, 906, 896, 910), _rhn.__doc__
 )

@@ -22,45 +22,17 @@ from trellis_keras.zoo.training_settings import Training, adamw_cycle, one_cycle
 from trellis_keras.zoo.trellisnet import adaptive_softmax
 
 __all__ = [
-    "gru_adding",
-    "gru_char_ptb",
-    "gru_copy_memory",
-    "gru_jsb",
-    "gru_nottingham",
-    "gru_permuted_mnist",
-    "gru_ptb",
-    "gru_seq_mnist",
-    "gru_text8",
-    "lstm_adding",
-    "lstm_char_ptb",
-    "lstm_copy_memory",
-    "lstm_jsb",
-    "lstm_nottingham",
-    "lstm_permuted_mnist",
-    "lstm_ptb",
-    "lstm_seq_mnist",
-    "lstm_text8",
-    "rnn_adding",
-    "rnn_char_ptb",
-    "rnn_copy_memory",
-    "rnn_jsb",
-    "rnn_nottingham",
-    "rnn_permuted_mnist",
-    "rnn_ptb",
-    "rnn_seq_mnist",
-    "rnn_text8",
-    "tcn_adding",
-    "tcn_char_ptb",
-    "tcn_copy_memory",
-    "tcn_jsb",
-    "tcn_lambada",
-    "tcn_nottingham",
-    "tcn_permuted_mnist",
-    "tcn_ptb",
-    "tcn_seq_mnist",
-    "tcn_text8",
-    "tcn_wt103",
-]
+    "tcn_adding", "lstm_adding", "gru_adding", "rnn_adding",
+    "tcn_copy_memory", "lstm_copy_memory", "gru_copy_memory", "rnn_copy_memory",
+    "tcn_seq_mnist", "lstm_seq_mnist", "gru_seq_mnist", "rnn_seq_mnist",
+    "tcn_permuted_mnist", "lstm_permuted_mnist", "gru_permuted_mnist", "rnn_permuted_mnist",
+    "tcn_jsb", "lstm_jsb", "gru_jsb", "rnn_jsb",
+    "tcn_nottingham", "lstm_nottingham", "gru_nottingham", "rnn_nottingham",
+    "tcn_ptb", "lstm_ptb", "gru_ptb", "rnn_ptb",
+    "tcn_char_ptb", "lstm_char_ptb", "gru_char_ptb", "rnn_char_ptb",
+    "tcn_text8", "lstm_text8", "gru_text8", "rnn_text8",
+    "tcn_wt103", "tcn_lambada",
+]  # fmt: skip
 
 # Data of each benchmark, shared by all its models
 
@@ -190,12 +162,14 @@ def _music(backbone, seed):
     return PolyphonicModel(backbone, kernel_initializer=_torch_head(seed), seed=seed)
 
 
+_OF_LAST_STEP = (_sum, _digit)
+
+
 # TCNs of whole sequences
 
 
 def _tcn(
     head,
-    last_only,
     kernel_size: int = 8,
     depth: int = 8,
     filters: int = 24,
@@ -212,7 +186,7 @@ def _tcn(
         dropout=dropout,
         dropout_kind=dropout_kind,
         activation=activation,
-        return_sequences=not last_only,
+        return_sequences=head not in _OF_LAST_STEP,
         seed=sub_seed(seed, 10),
         name="tcn",
     )
@@ -220,7 +194,7 @@ def _tcn(
 
 
 @register(**_ADDING, training=_on_adding, fast=_fast_adding)
-@like(_tcn, {"head": _sum, "last_only": True})
+@like(_tcn, {"head": _sum})
 def tcn_adding() -> None:
     """TCN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -254,7 +228,7 @@ def tcn_adding() -> None:
 
 
 @register(**_COPY_MEMORY, training=_on_copy_memory, fast=_fast_copy_memory)
-@like(_tcn, {"head": _copy, "last_only": False}, filters=10, dropout=0.05)
+@like(_tcn, {"head": _copy}, filters=10, dropout=0.05)
 def tcn_copy_memory() -> None:
     """TCN on copy memory, T=1000, 12.5K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -280,7 +254,7 @@ def tcn_copy_memory() -> None:
         4e-3, batch_size=64, epochs=20, shift=1, warmup_steps=1_700, decay_steps=15_500
     ),
 )
-@like(_tcn, {"head": _digit, "last_only": True}, kernel_size=7, filters=25)
+@like(_tcn, {"head": _digit}, kernel_size=7, filters=25)
 def tcn_seq_mnist() -> None:
     """TCN on sequential MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -313,7 +287,7 @@ def tcn_permuted_mnist() -> None:
         8e-3, epochs=140, transpose=0.3, warmup_steps=800, decay_steps=7_460
     ),
 )
-@like(_tcn, {"head": _music, "last_only": False}, kernel_size=3, depth=2, filters=150, dropout=0.5)
+@like(_tcn, {"head": _music}, kernel_size=3, depth=2, filters=150, dropout=0.5)
 def tcn_jsb() -> None:
     """TCN on JSB Chorales, 270K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -412,7 +386,7 @@ def tcn_ptb(
         )
 
     widths: Any = [filters] * (depth - 1) + [embedding_dim]
-    return _tcn(head, False, kernel_size, depth, widths, dropout, dropout_kind, activation, seed)
+    return _tcn(head, kernel_size, depth, widths, dropout, dropout_kind, activation, seed)
 
 
 @register(data="wt103", metric="perplexity", training=lambda: _on_words(4.0, clip_norm=0.4))
@@ -563,7 +537,7 @@ class ChronoBias(keras.initializers.Initializer):
         seed: Seed of the draws. Defaults to None, a new one each time.
 
     Raises:
-        ValueError: `longest` is 2 or less, or the size of the bias is not a multiple of 4.
+        ValueError: `longest` is 2 or less.
 
     Example:
 
@@ -579,11 +553,6 @@ class ChronoBias(keras.initializers.Initializer):
         self.seed = seed
 
     def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
-        if shape[0] % 4:
-            raise ValueError(
-                "An LSTM's bias has four gates, so its size must be a multiple of 4. "
-                f"Received: shape {tuple(shape)}"
-            )
         gate = (shape[0] // 4,)
         steps = keras.random.uniform(gate, 1, self.longest - 1, dtype=dtype, seed=self.seed)
         forget, zeros = ops.log(steps), ops.zeros(gate, dtype)
@@ -603,7 +572,7 @@ def _gate_bias(forget_bias, steps, seed):
     return ForgetBias(forget_bias)
 
 
-def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, last_only=False):
+def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, head=None):
     """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout.
 
     `steps` is the length of the sequences for `forget_bias="chrono"`.
@@ -626,14 +595,13 @@ def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, l
             options |= {"unit_forget_bias": False, "bias_initializer": bias}
             stack.append(keras.layers.LSTM(hidden_units, **options))
         stack.append(Dropout(dropout, seed=sub_seed(seed, 100 + i)))
-    return StackedRNN(stack, return_sequences=not last_only, name="recurrent")
+    return StackedRNN(stack, return_sequences=head not in _OF_LAST_STEP, name="recurrent")
 
 
 def _of_sequences(
     cell,
     head,
     steps,
-    last_only,
     layers: int = 1,
     hidden_units: int = 130,
     dropout: float = 0.0,
@@ -641,7 +609,7 @@ def _of_sequences(
     seed: int | None = 0,
 ) -> keras.Model:
     """A head on the recurrent layers."""
-    backbone = _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps, last_only)
+    backbone = _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps, head)
     return head(backbone, seed)
 
 
@@ -736,7 +704,7 @@ lstm_adding, gru_adding, rnn_adding = _baselines(
     Returns:
         A compiled `SequenceRegressor`.
     """,
-    fixed={"head": _sum, "steps": 600, "last_only": True},
+    fixed={"head": _sum, "steps": 600},
     lstm={},
     gru=("70K", {"hidden_units": 151}),
     rnn=("70K", {"hidden_units": 263}),
@@ -757,7 +725,7 @@ lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
 
     Arguments as in `lstm_adding`; `"chrono"` is for 1,020 steps.
     """,
-    fixed={"head": _copy, "steps": 1_020, "last_only": False},
+    fixed={"head": _copy, "steps": 1_020},
     lstm={"hidden_units": 50, "dropout": 0.05},
     gru=("16K", {"hidden_units": 70}),
     rnn=("16K", {"hidden_units": 121}),
@@ -786,7 +754,7 @@ lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
 
     Arguments as in `lstm_adding`.
     """,
-    fixed={"head": _digit, "steps": 28 * 28, "last_only": True},
+    fixed={"head": _digit, "steps": 28 * 28},
     lstm={},
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
@@ -807,7 +775,7 @@ lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
 
     Arguments as in `lstm_adding`.
     """,
-    fixed={"head": _digit, "steps": 28 * 28, "last_only": True},
+    fixed={"head": _digit, "steps": 28 * 28},
     lstm={"forget_bias": 10.0},
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
@@ -833,7 +801,7 @@ lstm_jsb, gru_jsb, rnn_jsb = _baselines(
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """,
-    fixed={"head": _music, "steps": None, "last_only": False},
+    fixed={"head": _music, "steps": None},
     lstm={"layers": 2, "hidden_units": 200, "dropout": 0.2, "forget_bias": 10.0},
     gru=("300K", {"hidden_units": 163}),
     rnn=("300K", {"hidden_units": 288}),
@@ -863,7 +831,7 @@ lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """,
-    fixed={"head": _music, "steps": None, "last_only": False},
+    fixed={"head": _music, "steps": None},
     lstm={"hidden_units": 500, "dropout": 0.1},
     gru=("1M", {"hidden_units": 521}),
     rnn=("1M", {"hidden_units": 915}),

@@ -9,17 +9,10 @@ from trellis_keras.zoo.registry import like, register, sub_seed
 from trellis_keras.zoo.training_settings import Training, adamw_cycle
 
 __all__ = [
-    "trellisnet_char",
-    "trellisnet_char_ptb",
-    "trellisnet_permuted_mnist",
-    "trellisnet_ptb",
-    "trellisnet_ptb_large",
-    "trellisnet_ptb_mos",
-    "trellisnet_ptb_mos_large",
-    "trellisnet_seq_cifar10",
-    "trellisnet_seq_mnist",
-    "trellisnet_wt103",
-]
+    "trellisnet_ptb", "trellisnet_ptb_large", "trellisnet_ptb_mos", "trellisnet_ptb_mos_large",
+    "trellisnet_wt103", "trellisnet_char_ptb", "trellisnet_char",
+    "trellisnet_seq_mnist", "trellisnet_permuted_mnist", "trellisnet_seq_cifar10",
+]  # fmt: skip
 
 
 # Language models
