@@ -4,7 +4,6 @@ Importing anything in `trellis_keras` imports Keras, which takes seconds. Help, 
 mistyped commands need neither: this module lies beside the package, and its commands import it.
 """
 
-import contextlib
 import functools
 import importlib.metadata
 import json
@@ -233,7 +232,7 @@ def train(
     recipe = _chosen_recipe(names, options, text, precision, output, as_published, alone)
     from trellis_keras.zoo import run
 
-    with _telling_how_to_resume(run, output):
+    try:
         run.train(
             recipe,
             output,
@@ -245,6 +244,11 @@ def train(
             save_minutes=save_minutes,
             devices=devices,
         )
+    except KeyboardInterrupt:
+        saved = run.has_run(output)
+        then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
+        _echo(f"\nInterrupted. {then}", err=True)
+        raise
 
 
 def _echo(text="", *, newline=True, err=False):
@@ -303,7 +307,7 @@ def evaluate(
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
     kinds = {"dynamic": adapting.evaluate_dynamic, "cache": adapting.evaluate_cache}
-    asked_for = [name for name, given in (("dynamic", dynamic), ("cache", cache)) if given]
+    asked_for = ["dynamic"] * dynamic + ["cache"] * cache
     if asked_for and not recipe.reads_text:
         raise ValueError(
             f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
@@ -524,14 +528,11 @@ def _sampler(name, vocabulary_size, options):
     if name not in known:
         raise ValueError(f"`sampler` must be one of {', '.join(known)}. Received: {name}")
     kind, settings = known[name]
-    for option, value in options.items():
-        if value is None:
-            continue
-        if option not in settings:
-            raise ValueError(f"The sampler {name} does not take --{option.replace('_', '-')}.")
-        settings[option] = value
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given.keys() - settings:
+        raise ValueError(f"The sampler {name} does not take --{option.replace('_', '-')}.")
     names = {"top_k": "k", "top_p": "p", "beams": "num_beams"}
-    return kind(**{names.get(option, option): value for option, value in settings.items()})
+    return kind(**{names.get(option, option): v for option, v in (settings | given).items()})
 
 
 def _is_alone(coordinator, processes, process):
@@ -546,17 +547,6 @@ def _is_alone(coordinator, processes, process):
     return False
 
 
-@contextlib.contextmanager
-def _telling_how_to_resume(run, output):
-    try:
-        yield
-    except KeyboardInterrupt:
-        saved = run.has_run(output)
-        then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
-        _echo(f"\nInterrupted. {then}", err=True)
-        raise
-
-
 def _chosen_recipe(names, options, text, precision, output, as_published, alone):
     """Returns the recipe for the words MODEL [SETTING], or of the run in a folder."""
     if text is not None:
@@ -568,7 +558,7 @@ def _chosen_recipe(names, options, text, precision, output, as_published, alone)
         if "dtype_policy" in options:
             raise ValueError("--precision and --dtype-policy are mutually exclusive.")
         options["dtype_policy"] = _policy(precision)
-    if as_published and not 1 <= len(names) <= 2 or not as_published and len(names) > 1:
+    if len(names) > 1 + as_published or as_published and not names:
         words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
         raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
     if not names:
@@ -581,14 +571,12 @@ def _chosen_recipe(names, options, text, precision, output, as_published, alone)
 
 def _policy(precision):
     """Returns the dtype policy for the option --precision."""
-    if precision == "auto":
-        from trellis_keras.zoo.environment import has_bfloat16_units
+    from trellis_keras.zoo.environment import has_bfloat16_units
 
-        precision = "bfloat16" if has_bfloat16_units() else "float32"
-    policies = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
-    if precision not in policies:
+    if precision not in ("auto", "float32", "bfloat16"):
         raise ValueError(f"--precision must be auto, float32 or bfloat16. Received: {precision}")
-    return policies[precision]
+    is_half = has_bfloat16_units() if precision == "auto" else precision == "bfloat16"
+    return "mixed_bfloat16" if is_half else "float32"
 
 
 def _recipe_to_resume(output, alone):
@@ -657,12 +645,11 @@ def main():
     """Runs the command line. Warnings and usage errors take one line; errors exit with status 2."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
-    devices = "trellis_keras.training.devices"
     try:
         _run()
     except BaseException:
-        if devices in sys.modules:
-            sys.modules[devices].end_at_once()
+        if devices := sys.modules.get("trellis_keras.training.devices"):
+            devices.end_at_once()
         raise
 
 

@@ -58,7 +58,8 @@ def places(tmp_path_factory):
 )
 def test_a_damaged_file_is_named(places, tmp_path, refused, name, damage):
     own, output = places / "text.txt", tmp_path / "new"
-    for command in READERS[name].split():
+    readers = READERS[name].split()
+    for command in readers if damage == "cut" else readers[:1]:
         run = shutil.copytree(places / "run", tmp_path / command)
         DAMAGES[damage](run / name)
         words = {

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from trellis_keras.jobs import Job, different_settings
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
-METRICS = {
+METRICS: dict[str, Callable[[Any], Any]] = {
     "perplexity": np.exp,
     "bpc": lambda nats: nats / np.log(2),
     "cross_entropy": lambda nats: nats,

@@ -1,10 +1,9 @@
 """The command `generate`: what a terminal shows, and when."""
 
-import sys
+import functools
 
 import pytest
 
-import trellis_keras_command as cli
 from trellis_keras.data.vocabulary import Vocabulary
 
 samplers = pytest.importorskip("keras_nlp").samplers
@@ -34,22 +33,10 @@ def speaker(monkeypatch):
 
 
 @pytest.fixture
-def generate(monkeypatch, capsys, tmp_path):
+def generate(command, tmp_path):
     """`generate("--seed", 1)`: exit status, standard output and errors."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").touch()
-
-    def generate(*arguments):
-        arguments = ["trellis-keras", "generate", "run", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", arguments)
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-            sys.exit(0)
-        shown = capsys.readouterr()
-        return end.value.code or 0, shown.out, shown.err
-
-    return generate
+    (tmp_path / "recipe.json").touch()
+    return functools.partial(command, "generate", tmp_path)
 
 
 def test_what_the_model_is_asked_for(generate, speaker):

@@ -25,10 +25,8 @@ def places(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("own.csv", "own.csv is an input file"),
         ("link.csv", "link.csv is an input file"),
-        ("run/best.keras", "is a file of the run in .*run. Choose another name"),
-        ("run/Best.keras", "is a file of the run"),
+        ("run/Best.keras", "is a file of the run in .*run. Choose another name"),
         ("runs/tensorboard/train/events", "is a file of the run"),
         ("run", "run is not a regular file"),
         ("pipe.csv", "pipe.csv is not a regular file"),

@@ -11,6 +11,7 @@ tensorboard/         logs for TensorBoard
 
 import contextlib
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from trellis_keras.jobs import Job, different_settings
 from trellis_keras.layers.checks import check_choice
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.saved_files import load_model
+from trellis_keras.scoring import METRICS
 from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.best_model import BestModel
@@ -61,19 +63,13 @@ _FILES = {RECIPE, PATHS, ENVIRONMENT, BEST, HISTORY, CHECKPOINTS, TENSORBOARD}
 # machine computes.
 _RESUMABLE_WITH = ("epochs", "data_checksum", "vocabulary_size", "jit_compile", "dtype_policy")
 _PROMPT = 64  # tokens that a sample continues
-_UNIFORM_NLL = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
 
 
 # The folder
 
 
 def read_recipe(folder: str | os.PathLike) -> Recipe:
-    """Returns the recipe of the run in a folder.
-
-    Raises:
-        FileNotFoundError: There is no run.
-        ValueError: Its recipe cannot be read.
-    """
+    """Returns the recipe of the run in a folder, or raises FileNotFoundError or ValueError."""
     path = _path(folder, RECIPE)
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.")
@@ -113,12 +109,7 @@ def epochs_done(folder: str | os.PathLike) -> int:
 
 
 def is_finished(folder: str | os.PathLike) -> bool:
-    """Returns whether the run in `folder` has finished its last epoch or was stopped by its rule.
-
-    Raises:
-        FileNotFoundError: There is no run.
-        ValueError: Its recipe or its checkpoint cannot be read.
-    """
+    """Returns whether the run has finished its last epoch, or was stopped by its rule."""
     epochs = read_recipe(folder).training.epochs
     checkpoint = latest(_path(folder, CHECKPOINTS))
     return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
@@ -149,12 +140,7 @@ def best_epoch(rows: list[dict[str, float]]) -> dict[str, float]:
 def check_output(
     path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
 ) -> pathlib.Path:
-    """Returns the path of a file that may be written: see `keras_streams.files.check_output`.
-
-    Raises:
-        ValueError: If it is a file of a run, or as in `keras_streams.files.check_output`.
-        FileNotFoundError: If its folder does not exist.
-    """
+    """As `keras_streams.files.check_output`, and raises ValueError for a file of a run."""
     check_no_file_of_a_run(path)
     return files.check_output(path, inputs, overwrite)
 
@@ -178,24 +164,15 @@ def _path(folder, name):
 def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel) -> keras.Model:
     """Returns the best model of the run in `folder`, uncompiled.
 
-    Args:
-        folder: The run's folder.
-        kind: Required class of the model. Defaults to any model of the package.
-
     Raises:
         FileNotFoundError: There is no run, or it has not finished an epoch.
-        ValueError: The model's file is damaged, or holds a model of another class.
+        ValueError: The model's file is damaged, or does not hold a model of the class `kind`.
     """
     path = _path(folder, BEST)
     if not path.is_file():
         read_recipe(folder)
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
-    try:
-        model = load_model(path)
-    except ValueError as error:
-        raise ValueError(
-            f"{str(error).rstrip('.')}. Restore a copy of it, or train in another folder."
-        ) from error
+    model = load_model(path)
     if not isinstance(model, kind):
         raise ValueError(f"{path} must hold a {kind.__name__}. Received: {type(model).__name__}")
     return model
@@ -242,24 +219,13 @@ def evaluate(
 def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
     """Returns inputs sampled from the whole training data, for quantization in `export`.
 
-    Args:
-        recipe: The run's recipe, see `zoo.read_recipe`.
-        rows: Positive integer, maximum number of sequences. Defaults to 32.
-
-    Returns:
-        An array (rows, steps, channels), or tokens (rows, steps) for text.
+    An array (rows, steps, channels), or tokens (rows, steps) for text; there may be fewer rows.
     """
     stream = recipe.stream(recipe.load_data().train)
     places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
     batches = [stream[int(place)][0] for place in places]
     steps = min(x.shape[1] for x in batches)
-    return np.concatenate([_without_padding(x[:1, :steps]) for x in batches])
-
-
-def _without_padding(x):
-    """x (1, steps, ...), with trailing NaN replaced by x repeated from its start."""
-    has_value = ~np.isnan(x[0]).reshape(len(x[0]), -1).all(axis=1)
-    return np.resize(x[0, : np.flatnonzero(has_value)[-1] + 1], x.shape)
+    return np.concatenate([x[:1, :steps] for x in batches])
 
 
 # Training
@@ -285,8 +251,8 @@ def train(
     resume from, and write nothing.
 
     Args:
-        recipe: If `folder` contains a run, it must be that run's recipe; epochs,
-            data paths, precision and `jit_compile` may differ.
+        recipe: If `folder` contains a run, it must be that run's recipe; epochs, data paths,
+            precision and `jit_compile` may differ.
         folder: The run's folder, created if necessary. Only one process can train in it.
         verbose: As in `keras.Model.fit`, but `"auto"` is 1 only where there is a terminal or a
             notebook, and a line per epoch (2) elsewhere, such as in a file. Defaults to `"auto"`.
@@ -316,10 +282,7 @@ def train(
 
     Raises:
         ValueError: The folder cannot be written to, is in use, or contains a run with another
-            recipe; the data are wrong; `max_minutes` or `save_minutes` is not positive; there are
-            fewer devices than `devices`, or they cannot divide a batch evenly; or an option is
-            not supported with several processes.
-        FileNotFoundError: The data are missing.
+            recipe; or the data, the devices or another argument are wrong.
         FloatingPointError: The loss is no longer finite. Nothing from that epoch was saved.
         OSError: A file could not be written, or the data could not be read. The run resumes from
             the last checkpoint.
@@ -330,9 +293,8 @@ def train(
     >>> model = train(recipe, "runs/first")
     """
     folder = pathlib.Path(folder).expanduser()
-    for name, minutes in (("max_minutes", max_minutes), ("save_minutes", save_minutes)):
-        if minutes is not None and not minutes > 0:
-            raise ValueError(f"`{name}` must be positive. Received: {minutes}")
+    if max_minutes is not None and not max_minutes > 0:
+        raise ValueError(f"`max_minutes` must be positive. Received: {max_minutes}")
     # Before loading the data, which also takes time.
     limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
     observed = {
@@ -344,19 +306,21 @@ def train(
     _check_processes(recipe, limit, observed)
     if verbose == "auto":
         verbose = 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
-    options = {
-        "callbacks": callbacks,
-        "observed": observed,
-        "limit": limit,
-        "save_minutes": save_minutes,
-        "devices": devices,
-    }
-    if parallel.process_index():
-        with tempfile.TemporaryDirectory() as copy:
-            return _train(recipe, pathlib.Path(copy), verbose=0, **options)
-    model = _train(recipe, folder, verbose=verbose, **options)
-    if verbose and (folder / BEST).is_file():
-        print(printable(_describe_end(recipe, folder)), flush=True)
+    with contextlib.ExitStack() as stack:
+        if parallel.process_index():
+            folder, verbose = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
+        stack.enter_context(Job(folder, _FILES, functools.partial(has_run, folder)).open())
+        _share(folder)
+        recipe = _continued(recipe, folder)
+        loaded = recipe.load_data()
+        recipe = recipe.with_data(loaded)
+        parallelism = parallel.data_parallel(devices, recipe.training.batch_size)
+        with parallelism as building, explained(folder):
+            with building:
+                model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
+            _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, save_minutes)
+        if verbose and (folder / BEST).is_file():
+            print(printable(_describe_end(recipe, folder)), flush=True)
     return model
 
 
@@ -371,23 +335,6 @@ def _check_processes(recipe, limit, observed):
         )
     if recipe.seed is None:
         raise ValueError("Several processes must start with the same weights: set `seed`.")
-
-
-def _train(recipe, folder, devices, **options):
-    with Job(folder, _FILES, functools.partial(has_run, folder)).open():
-        _share(folder)
-        recipe = _continued(recipe, folder)
-        if path := recipe.data_options.get("path"):
-            data = own_file(path, recipe.data_dir).resolve()
-            if data.parent == folder.resolve() and data.name.casefold() in _FILES:
-                raise ValueError(
-                    f"A run in {folder} would replace its data, {data}. Choose another folder."
-                )
-        loaded = recipe.load_data()
-        recipe = recipe.with_data(loaded)
-        parallelism = parallel.data_parallel(devices, recipe.training.batch_size)
-        with parallelism as building, explained(folder):
-            return _fit(recipe, loaded, folder, building, **options)
 
 
 def _share(folder):
@@ -405,6 +352,12 @@ def _share(folder):
 
 def _continued(recipe, folder):
     """Returns the recipe with the data checksum of the folder's run, after comparing both."""
+    if path := recipe.data_options.get("path"):
+        data = own_file(path, recipe.data_dir).resolve()
+        if data.parent == folder.resolve() and data.name.casefold() in _FILES:
+            raise ValueError(
+                f"A run in {folder} would replace its data, {data}. Choose another folder."
+            )
     if not (folder / RECIPE).exists() or not has_run(folder):
         return recipe  # a process killed before its first checkpoint left nothing to keep
     there = read_recipe(folder)
@@ -423,9 +376,7 @@ def _compared(recipe):
     return options | {"data_options": others}
 
 
-def _fit(recipe, loaded, folder, building, verbose, callbacks, observed, limit, save_minutes):
-    with building:
-        model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
+def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, save_minutes):
     train_stream = recipe.stream(loaded.train, shuffle=True)
     valid_stream = recipe.stream(loaded.valid)
     epochs, batches = progress(folder / CHECKPOINTS)
@@ -484,7 +435,6 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observed, limit, 
             fit(RestOfEpoch(train_stream, batches), stop)
         if not (batches and limit is not None and limit.stopped):
             fit(train_stream)
-    return model
 
 
 def _record(recipe, folder):
@@ -517,9 +467,6 @@ def observers(
         loaded: The data. A language model continues the start of its `valid` split.
         batches: Number of batches left to train on.
         gradient_norms, sample_length, graph, profile: As in `train`.
-
-    Raises:
-        ValueError: A value is out of range, or a profile cannot be made here.
     """
     has_tensorflow = _has_tensorflow()
     if profile is not None:
@@ -572,11 +519,7 @@ def _write_settings(recipe, folder):
 
 
 def _has_tensorflow():
-    try:
-        import tensorflow  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("tensorflow") is not None
 
 
 def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
@@ -585,7 +528,7 @@ def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
     data = f"{recipe.data}: " + ", ".join(f"{k} {size:,}" for k, size in loaded.sizes.items())
     if recipe.reads_text:
         size = len(loaded.vocabulary)
-        guess = _UNIFORM_NLL[recipe.metric](size)
+        guess = METRICS[recipe.metric](math.log(size))
         data += (
             f" {loaded.vocabulary.unit}s, vocabulary {size:,} "
             f"(a uniform guess: {recipe.metric} {guess:.4g})"
@@ -636,9 +579,6 @@ def _describe_end(recipe, folder):
 def explained(folder: pathlib.Path) -> Iterator[None]:
     """Adds to an error the last checkpoint of the run and the command that resumes it.
 
-    Args:
-        folder: The run's folder.
-
     Raises:
         FloatingPointError: The training has diverged.
         OSError: A file could not be written or read, including TensorFlow's own errors.
@@ -647,25 +587,22 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         saved = _saved(folder)
-        again = (
-            "Resuming would diverge again: train in another folder, with" if saved else "Train with"
-        )
+        again = "Resuming would diverge again: train in another folder," if saved else "Train"
         raise FloatingPointError(
-            f"{error} {saved or 'Nothing was saved.'} {again} a smaller learning rate or clip norm."
+            f"{error} {saved or 'Nothing was saved.'} {again} with a smaller learning rate or clip "
+            "norm."
         ) from error
     except Exception as error:
         reason = _reason(error, folder)
         if reason is None:
             raise
         if parallel.process_count() > 1:
-            raise OSError(
-                f"{reason}. The same commands in all processes resume from the last checkpoint."
-            ) from error
-        saved = _saved(folder)
-        again = f"resume with: {resuming(folder)}" if saved else "train again."
-        raise OSError(
-            f"{reason}. {saved or 'Nothing was saved.'} When that is fixed, {again}"
-        ) from error
+            then = "The same commands in all processes resume from the last checkpoint."
+        elif saved := _saved(folder):
+            then = f"{saved} When that is fixed, resume with: {resuming(folder)}"
+        else:
+            then = "Nothing was saved. When that is fixed, train again."
+        raise OSError(f"{reason}. {then}") from error
 
 
 def _saved(folder):
