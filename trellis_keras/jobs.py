@@ -100,9 +100,7 @@ class Job:
 def different_settings(
     there: Mapping[str, Any], here: Mapping[str, Any], free: Collection[str] = ()
 ) -> str:
-    """Returns the settings in which a process differs from the one that began a job, as text.
-
-    Those named in `free` may differ.
+    """Returns the settings, but those in `free`, in which a job differs from its start, as text.
 
     Example:
 

@@ -21,6 +21,7 @@ from trellis_keras._keras_internals import all_layers
 from trellis_keras.data.lines import LineReader
 from trellis_keras.files import checksum, read_npz
 from trellis_keras.jobs import Job, different_settings
+from trellis_keras.layers.checks import check_choice
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
@@ -67,8 +68,8 @@ def score(
     with `whole=True`.
 
     Until the output is complete, progress is stored in the folder `<output>.unfinished`. The same
-    call resumes an interrupted job and writes the same bytes. Lines after the scored part may be
-    edited in the meantime, for example to correct a line that could not be read.
+    call resumes an interrupted job and writes the same bytes. Lines after the scored part may have
+    been corrected in the meantime.
 
     Args:
         model: Built `LanguageModel` with a vocabulary and a backbone that streams, or a
@@ -97,7 +98,6 @@ def score(
         ValueError: Invalid arguments; a line that cannot be read or has symbols unknown to a
             vocabulary without an unknown token; an interrupted job with different arguments, model
             or text; or a job in use by another process.
-        OSError: The files cannot be read or written.
 
     Example:
 
@@ -119,8 +119,7 @@ def score(
         raise ValueError(f"There is no file {path}.")
     if output.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"`output` must be a .csv or .jsonl file. Received: {output}")
-    if metric not in METRICS:
-        raise ValueError(f"`metric` must be one of {sorted(METRICS)}. Received: {metric!r}")
+    check_choice("metric", metric, METRICS)
     if whole and field is not None:
         raise ValueError(
             "A file of JSON objects cannot be one text: use only one of `whole` and `field`. "
@@ -176,7 +175,8 @@ def score_documents(
 def _default_batch_tokens(model):
     if isinstance(model, NeuralCache):  # each row of a batch has its own cache
         return 1024
-    return max(1024, min(8192, _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)))
+    tokens = _power_of_two(_MAX_SCORES // model.vocabulary_size + 1) // 2  # rounded down
+    return max(1024, min(8192, tokens))
 
 
 def _start(model, start):
@@ -513,10 +513,6 @@ class _LongText:
 
 def _log_probabilities(nll):
     return -ops.convert_to_numpy(nll).astype("float64")
-
-
-def _floor_power_of_two(number):
-    return 1 << int(number).bit_length() - 1
 
 
 def _power_of_two(number):

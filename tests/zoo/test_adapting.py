@@ -24,6 +24,12 @@ def test_climbing_leaves_settings_that_diverge():
     assert adapting._finite(np.float32(2)) == 2
 
 
+@pytest.fixture
+def few_trials(monkeypatch):
+    monkeypatch.setattr(adapting, "_climb", lambda loss, start: min((start, 3 * start), key=loss))
+    monkeypatch.setattr(adapting, "_SIZES", (20,))
+
+
 @pytest.fixture(scope="module")
 def trained():
     """What the functions need of a recipe, its model and its data, of nets that compile quickly."""
@@ -41,6 +47,7 @@ def best_of(lines):
     return min(float(re.match(r"validation bpc ([\d.]+): ", line)[1]) for line in lines)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_the_cache(trained):
     lines = []
     found = adapting.evaluate_cache(*trained, show=lines.append)
@@ -53,6 +60,7 @@ def test_the_cache(trained):
     assert found["valid"] == pytest.approx(best_of(lines), abs=1e-4)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_dynamic_evaluation(trained):
     lines = []
     recipe, model, loaded = trained

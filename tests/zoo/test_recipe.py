@@ -42,6 +42,12 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("tcn_jsb", {"setting": "fast", "l2": 0.1}, "no option 'l2'"),
         ("lru_text8", {"schedule_window": 3}, "no option 'schedule_window'"),
         ("gru_adding", {"forget_bias": 2.0}, "no option 'forget_bias'"),
+        ("tcn_adding", {"schedule": "StepDecay"}, "StepDecay: .*'epochs'"),
+        ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
+        ("tcn_text8", {"setting": "fast"}, "tcn_text8 has no fast recipe"),
+        ("lru_text8", {"stopping_against": "first"}, "`against` must be one of best, previous"),
+        ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
+        ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
     ],
 )
 def test_unknown_models_and_options(name, options, message):
@@ -50,35 +56,32 @@ def test_unknown_models_and_options(name, options, message):
 
 
 @pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("depth", True), ("stateful", "maybe"), ("jit_compile", 1), ("data_options", "my.txt")],
+        *[("optimizer", "adagrad"), ("schedule", "never"), ("learning_rate", 0.0)],
+        *[("learning_rate", "high"), ("aux_weight", float("nan")), ("l2", "small"), ("l2", -1e-6)],
+        *[("clip_norm", 0), ("seed", -1), ("epochs", 2.5), ("dtype_policy", "bf16")],
+        *[("metric", "accuracy"), ("data", "ptb_word"), ("sequence_length", None)],
+        ("stopping", PlateauDecay(factor=0.5, rule="best_before", window=1)),
+    ],
+)
+def test_wrong_values(option, value):
+    with pytest.raises(ValueError, match=f"{option}|Adam"):
+        zoo.recipe("trellisnet_char", **{option: value})
+
+
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("depth", True, "`depth` must be an integer"),
-        ("stateful", "maybe", "`stateful` must be true or false"),
-        ("jit_compile", 1, "`jit_compile` must be true or false or none"),
-        ("data_options", "my.txt", "`data_options` must be a mapping"),
-        ("optimizer", "adagrad", "`optimizer` must be one of sgd, asgd, adam, rmsprop, adamw"),
-        ("schedule", "never", "`schedule` must be one of PlateauDecay, StepDecay"),
-        ("stopping", PlateauDecay(factor=0.5, rule="best_before", window=1), "`stopping` must"),
-        ("learning_rate", 0.0, "`learning_rate` must be positive"),
-        ("learning_rate", "high", "`learning_rate`"),
-        ("aux_weight", float("nan"), "`aux_weight` must be a number"),
-        ("l2", "small", "l2|Adam"),
-        ("l2", -1e-6, "`l2` must be >= 0"),
-        ("clip_norm", 0, "`clip_norm` must be > 0"),
-        ("seed", -1, "`seed` must be an integer >= 0"),
-        ("epochs", 2.5, "`epochs` must be a positive integer"),
         ("schedule_factor", 2.0, "`factor` must be between 0 and 1"),
         ("schedule_epochs", 2, "StepDecay: 'int' object is not iterable"),
         ("warmup_steps", 3, "`warmup_steps` needs `decay_steps`"),
         ("decay_steps", 3, "changes a constant learning rate. .* StepDecay, decay_steps=3"),
         ("growth_depth", 4, "GrowingDepth: .*'epochs'"),
-        ("dtype_policy", "bf16", "`dtype_policy` must be one of .*mixed_bfloat16"),
-        ("metric", "accuracy", "`metric` must be one of bpc, cross_entropy, perplexity"),
-        ("data", "ptb_word", "`data` must be one of .*pydoc"),
-        ("sequence_length", None, "need `sequence_length` and `context_length`"),
     ],
 )
-def test_wrong_values(option, value, message):
+def test_wrong_arguments_of_objects(option, value, message):
     with pytest.raises(ValueError, match=message):
         zoo.recipe("trellisnet_char", **{option: value})
 
@@ -137,22 +140,6 @@ def test_averaging_takes_the_place_of_decay():
     assert read_back(recipe) == recipe
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("tcn_adding", {"schedule": "StepDecay"}, "StepDecay: .*'epochs'"),
-        ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
-        ("tcn_text8", {"setting": "fast"}, "tcn_text8 has no fast recipe"),
-        ("lru_text8", {"stopping_against": "first"}, "`against` must be one of best, previous"),
-        ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
-        ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
-    ],
-)
-def test_options_without_effect_or_company_are_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.recipe(name, **options)
-
-
 def test_a_new_object_keeps_the_arguments_that_it_shares_with_the_old_one():
     training = zoo.recipe("gru_nottingham", schedule="StepDecay", schedule_epochs=[5]).training
     assert (training.schedule.factor, training.schedule.epochs) == (0.1, (5,))
@@ -165,16 +152,18 @@ def test_a_new_object_keeps_the_arguments_that_it_shares_with_the_old_one():
 def test_training_checks_itself():
     with pytest.raises(ValueError, match="`batch_size` must be a positive integer"):
         Training(optimizer=Adam(1e-3), batch_size=0, epochs=1)
-    with pytest.raises(ValueError, match="`learning_rate` must be positive"):
-        Training(optimizer=Adam(-1.0), batch_size=1, epochs=1)
     falling = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     upper = keras.optimizers.schedules.CosineDecay(0.1, 10, alpha=0.5)
-    for rate in (falling, upper):
-        with pytest.raises(ValueError, match="must be a number or a CosineDecay"):
+    for rate in (-1.0, falling, upper):
+        with pytest.raises(ValueError, match="`learning_rate` must be"):
             Training(optimizer=Adam(rate), batch_size=1, epochs=1)
 
 
 def test_a_recipe_from_others_makes_only_objects_of_listed_classes():
+    def refused(expected):
+        with pytest.raises(ValueError, match=f"expected {expected}"):
+            recipe_from_dict(written)
+
     for name, part in (
         ("optimizer", keras.optimizers.Ftrl()),
         ("schedule", keras.layers.Lambda(print)),
@@ -182,19 +171,16 @@ def test_a_recipe_from_others_makes_only_objects_of_listed_classes():
     ):
         written = zoo.recipe("lru_char_ptb").to_dict()
         written["training"][name] = keras.saving.serialize_keras_object(part)
-        with pytest.raises(ValueError, match="expected trellis_keras>"):
-            recipe_from_dict(written)
+        refused("trellis_keras>")
     written = zoo.recipe("lru_char_ptb").to_dict()
+    adam = written["training"]["optimizer"]["config"]
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.2])
-    rate = keras.saving.serialize_keras_object(schedule)
-    written["training"]["optimizer"]["config"]["learning_rate"] = rate
-    with pytest.raises(ValueError, match="expected CosineDecay"):
-        recipe_from_dict(written)
+    adam["learning_rate"] = keras.saving.serialize_keras_object(schedule)
+    refused("CosineDecay")
     for _ in range(300):
-        rate = {"registered_name": "CosineDecay", "config": {"initial_learning_rate": rate}}
-    written["training"]["optimizer"]["config"]["learning_rate"] = rate
-    with pytest.raises(ValueError, match="expected no object"):
-        recipe_from_dict(written)
+        config = {"initial_learning_rate": adam["learning_rate"]}
+        adam["learning_rate"] = {"registered_name": "CosineDecay", "config": config}
+    refused("no object")
 
 
 # This zoo's own training
@@ -272,12 +258,10 @@ def test_the_rates_of_fast_recipes_fall_to_0_when_training_ends():
     batches = {("jsb", 1): 229, ("jsb", 4): 59, ("nottingham", 1): 694, ("nottingham", 4): 174}
     batches |= {("seq_mnist", 64): 860, ("permuted_mnist", 64): 860, ("seq_cifar10", 64): 704}
     batches |= {("adding", 32): 1_563, ("copy_memory", 32): 313}
-    batches |= {("char_ptb", 32): 495, ("char_ptb", 64): 1_660}
-    batches |= {("war_and_peace", 64): 899}
-    entries = [zoo.recipe(name).entry for name in zoo.list_models()]
-    entries = [entry for entry in entries if entry.fast]
-    assert len(entries) >= 17
-    for entry in entries:
+    batches |= {("char_ptb", 32): 495, ("char_ptb", 64): 1_660, ("war_and_peace", 64): 899}
+    fast = [each for each in (zoo.recipe(name).entry for name in zoo.list_models()) if each.fast]
+    assert len(fast) >= 17
+    for entry in fast:
         training = entry.training_by("fast")
         if entry.data == "ptb":
             scored = training.stream["sequence_length"] - training.stream["context_length"]

@@ -16,13 +16,6 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
 
     The columns are epochs, parameters, the metrics of the best epoch, and the settings in which the
     runs differ.
-
-    Args:
-        folders: Folders of runs.
-
-    Raises:
-        FileNotFoundError: A folder holds no run, or no epoch has finished.
-        ValueError: A file is damaged.
     """
     recipes = [runs.read_recipe(folder) for folder in folders]
     settings = [
@@ -49,13 +42,7 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
 def draw(
     folders: Sequence[str | os.PathLike], path: str | os.PathLike, overwrite: bool = False
 ) -> None:
-    """Draws the validation losses of runs by epoch into a PNG file.
-
-    Args:
-        folders: Folders of runs.
-        path: The file.
-        overwrite: Boolean, whether to replace an existing file. Defaults to `False`.
-    """
+    """Draws the validation losses of runs by epoch into a PNG file."""
     path = runs.check_output(path, overwrite=overwrite)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel="validation loss")

@@ -32,12 +32,8 @@ def record(path: pathlib.Path, dtype_policy: str | None, epoch: int) -> None:
     """Records the environment that computes a run from an epoch on, in `environment.json`.
 
     The file contains the `environment()` of the newest process and `processes`: a list of the
-    processes whose environment differs from that of the previous one, each with its first epoch.
-
-    Args:
-        path: The file. Entries of earlier processes are kept.
-        dtype_policy: Name of the model's dtype policy. None: Keras' default.
-        epoch: First epoch of this process, counted from 1.
+    processes whose environment differs from that of the previous one, each with its first epoch,
+    counted from 1. With the `dtype_policy` None it is Keras' default.
     """
     now = environment()
     policy = dtype_policy or keras.config.dtype_policy().name

@@ -59,13 +59,14 @@ def from_preset(
 def _load(preset):
     runs = [run for run in results.all_runs() if run.has_weights]
     published = {f"{run.model}/{run.setting}".rstrip("/"): run for run in runs}
-    if isinstance(preset, str) and preset in published:
-        run = published[preset]
+    name = preset if isinstance(preset, str) else ""  # a path is a folder's
+    if name in published:
+        run = published[name]
         return registry.published_recipe(run.model, run.setting).build(weights="pretrained")
-    if isinstance(preset, str) and preset in {run.model for run in runs}:
-        return registry.get_model(preset, weights="pretrained")
-    if isinstance(preset, str) and preset.startswith(_HUGGING_FACE):
-        return load_model(_download(preset.removeprefix(_HUGGING_FACE)))
+    if name in {run.model for run in runs}:
+        return registry.get_model(name, weights="pretrained")
+    if name.startswith(_HUGGING_FACE):
+        return load_model(_download(name.removeprefix(_HUGGING_FACE)))
     folder = pathlib.Path(preset).expanduser()
     if not folder.is_dir():
         raise ValueError(

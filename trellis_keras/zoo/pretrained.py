@@ -57,11 +57,7 @@ def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabul
 
 
 def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Model:
-    """Loads a file's weights into a built model, and returns the model.
-
-    Raises:
-        ValueError: The file does not hold the weights of this model.
-    """
+    """Loads a file's weights into a built model, and returns the model."""
     try:
         check_file(path)
         with warnings.catch_warnings():
@@ -80,8 +76,7 @@ def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
         recipe: A `Recipe`.
         trained: The recipe of a published run, a dict.
     """
-    theirs = trained["arguments"]
-    ours = recipe.to_dict()["arguments"]
+    theirs, ours = trained["arguments"], recipe.to_dict()["arguments"]
     return {
         name: (theirs.get(name), value)
         for name, value in ours.items()
@@ -119,10 +114,9 @@ def _pretrained(recipe):
             "this check.)"
         )
     path = run.folder / results.WEIGHTS
-    expected = run.results.get("weights_sha256")
-    if file_checksum(path) != expected:
+    if file_checksum(path) != run.results.get("weights_sha256"):
         raise ValueError(
-            f"{path} is not the published file: its checksum is {file_checksum(path)}, not "
-            f"{expected}. Reinstall the package, or check out the file again."
+            f"{path} is not the published file: its checksum differs. Reinstall the package, or "
+            "check out the file again."
         )
     return run

@@ -27,22 +27,11 @@ from trellis_keras.zoo.training_settings import Training
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 _IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
-# A recipe's attributes that are options, besides those of the model and its training.
-_FIELDS = (
-    "setting",
-    "data",
-    "data_options",
-    "data_dir",
-    "data_checksum",
-    "metric",
-    "dtype_policy",
-    "jit_compile",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A registered model: a function, and the arguments of `zoo.register`."""
+    """A registered model: its function, and the arguments of `zoo.register`."""
 
     function: Callable[..., keras.Model]
     data: str
@@ -55,11 +44,7 @@ class Entry:
     fast_arguments: dict[str, Any]
 
     def training_by(self, setting: str | None) -> Training:
-        """Returns the `Training` of a setting: None (the paper's) or `"fast"` (this zoo's).
-
-        Raises:
-            ValueError: The model has no such setting.
-        """
+        """Returns the `Training` of a setting: None (the paper's) or `"fast"` (this zoo's)."""
         if setting is not None:
             check_choice("setting", setting, ("fast",))
             if self.fast is None:
@@ -69,9 +54,8 @@ class Entry:
 
     def arguments_by(self, setting: str | None) -> dict[str, Any]:
         """Returns {argument: value} of those arguments in which the settings differ."""
-        return (
-            self.fast_arguments if setting else {k: self.arguments[k] for k in self.fast_arguments}
-        )
+        arguments = self.fast_arguments
+        return arguments if setting else {name: self.arguments[name] for name in arguments}
 
     @property
     def name(self) -> str:
@@ -178,9 +162,6 @@ class Recipe:
         An option applies wherever it is known, to the model, its training and its data. A different
         `setting` replaces the whole training, and the arguments that it sets.
         `stateful=True` sets `context_length=0`, because the state is the context.
-
-        Raises:
-            ValueError: An unknown option, an invalid value, or inconsistent options.
         """
         setting = options.get("setting", self.setting)
         training, arguments = self.training, self.arguments
@@ -233,11 +214,6 @@ class Recipe:
         return self.entry.reads_text
 
     @property
-    def channels(self) -> int | None:
-        """Number of input channels, or None for a language model."""
-        return self.entry.channels
-
-    @property
     def stateful(self) -> bool:
         """Whether the model carries its states from batch to batch."""
         return self.arguments.get("stateful", False)
@@ -279,19 +255,18 @@ class Recipe:
             model = self.entry.function(**arguments)
             if vocabulary is not None:
                 model.vocabulary = vocabulary
-            channels = () if self.reads_text else (self.channels,)
+            channels = () if self.reads_text else (self.entry.channels,)
             model.build((None, None, *channels))
         self.compile(model)
         return model if path is None else pretrained.load_weights(model, self.name, path)
 
     def compile(self, model: keras.Model) -> None:
         """Compiles a model with the recipe's optimizer and metrics."""
+        metrics: dict[str, Any] = {}
         if self.reads_text:
-            metrics = {"metrics": [TEXT_METRICS[self.metric]()]}
+            metrics["metrics"] = [TEXT_METRICS[self.metric]()]
         elif self.entry.metrics is not None:
-            metrics = {"weighted_metrics": self.entry.metrics()}
-        else:
-            metrics = {}
+            metrics["weighted_metrics"] = self.entry.metrics()
         model.compile(
             optimizer=self.training.make_optimizer(),
             jit_compile="auto" if self.jit_compile is None else self.jit_compile,
@@ -360,10 +335,10 @@ class Recipe:
                 )
             stream = SequenceStream(x, y, batch_size, **order)
         channels = stream[0][0].shape[-1]
-        if channels != self.channels:
+        if channels != self.entry.channels:
             raise ValueError(
                 f"The data set {self.data!r} has {channels} channels, but {self.name} reads "
-                f"{self.channels}."
+                f"{self.entry.channels}."
             )
         return stream
 
@@ -418,15 +393,9 @@ class Recipe:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-_WORDING = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    dict: "a mapping",
-    tuple: "a list such as [2, 3]",
-    types.NoneType: "none",
-}
+# The attributes of a recipe that are options, besides those of the model and its training.
+_OTHERS = {"entry", "arguments", "training"}
+_FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not in _OTHERS]
 
 
 def _checked(name, value, annotation):
@@ -435,16 +404,15 @@ def _checked(name, value, annotation):
         return value.item() if isinstance(value, np.generic) else value
     value = json.loads(json.dumps(value, default=_plain))  # as it is read back from JSON
     is_union = isinstance(annotation, types.UnionType)
-    kinds = typing.get_args(annotation) if is_union else (annotation,)
-    kinds = [typing.get_origin(kind) or kind for kind in kinds]
-    for kind in kinds:
+    for kind in typing.get_args(annotation) if is_union else (annotation,):
+        kind = typing.get_origin(kind) or kind
         accepted = {float: (int, float), tuple: list}.get(kind, kind)
         # In Python, True and False are also integers.
         if isinstance(value, accepted) and isinstance(value, bool) == (kind is bool):
             if kind is not float or math.isfinite(value):
                 return None if value is None else kind(value)
-    wording = " or ".join(_WORDING[kind] for kind in kinds)
-    raise ValueError(f"`{name}` must be {wording}. Received: {value!r}")
+    wanted = inspect.formatannotation(annotation)
+    raise ValueError(f"`{name}` must be a value of type {wanted}. Received: {value!r}")
 
 
 def _plain(value):

@@ -197,8 +197,7 @@ def recipe(name: str, **options: Any) -> Recipe:
 def recipe_from_dict(written: dict[str, Any]) -> Recipe:
     """Returns the recipe from the result of `Recipe.to_dict`.
 
-    Raises:
-        ValueError, KeyError or TypeError: It is not a recipe of this version.
+    One of another version raises ValueError, KeyError or TypeError.
     """
     options = {k: v for k, v in written.items() if k not in ("name", "trellis_keras")}
     training = Training.from_config(options.pop("training"))

@@ -89,37 +89,24 @@ class Run:
 def published() -> tuple[Published, ...]:
     """Returns all rows of published.csv."""
     with open(_PACKAGE / "published.csv", newline="", encoding="utf-8") as file:
-        return tuple(_row(row) for row in csv.DictReader(file))
+        return tuple(_row(**row) for row in csv.DictReader(file))
 
 
-def _row(row):
+def _row(setting, value, epochs, **row):
+    words = [word.partition("=") for word in setting.split()]
     return Published(
-        row["model"],
-        parse_setting(row["setting"]),
-        row["metric"],
-        float(row["value"]),
-        row["parameters"],
-        int(row["epochs"]) if row["epochs"] else None,
-        row["source"],
+        setting={name: _parsed(text) for name, _, text in words},
+        value=float(value),
+        epochs=int(epochs) if epochs else None,
+        **row,
     )
 
 
-def parse_setting(text: str) -> dict[str, Any]:
-    """Returns a setting as a dict.
-
-    Example:
-
-    >>> parse_setting("filters=17 activation=glu")
-    {'filters': 17, 'activation': 'glu'}
-    """
-    setting = {}
-    for word in text.split():
-        name, _, value = word.partition("=")
-        try:
-            setting[name] = json.loads(value)
-        except json.JSONDecodeError:
-            setting[name] = value
-    return setting
+def _parsed(text):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def assets_folder() -> pathlib.Path:
@@ -149,25 +136,14 @@ def assets_folder() -> pathlib.Path:
 
 
 def all_runs(folder: pathlib.Path | None = None) -> list[Run]:
-    """Returns the published runs, sorted by model and setting.
-
-    Args:
-        folder: Folder of the models' folders. Defaults to `assets_folder()`.
-
-    Raises:
-        ValueError: A results.json is damaged.
-    """
+    """Returns the published runs in `assets_folder()` or another folder, sorted by their titles."""
     folder = assets_folder() if folder is None else folder
     paths = [*folder.glob(f"*/{RESULTS}"), *folder.glob(f"*/*/{RESULTS}")]
     return sorted(map(read_run, paths), key=lambda run: (run.model, run.setting))
 
 
 def read_run(path: pathlib.Path) -> Run:
-    """Returns the published run of a results.json.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+    """Returns the published run of a results.json, or raises ValueError if it is damaged."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         recipe = results["recipe"]

@@ -96,10 +96,10 @@ class Training:
     stream: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, classes in PARTS.items():
+        for name in PARTS:
             part = getattr(self, name)
-            if not (part is None and name != "optimizer") and type(part) not in classes.values():
-                raise ValueError(_not_one_of(name, classes, part))
+            if part is not None or name == "optimizer":
+                _check_class(name, part)
         check_positive(batch_size=self.batch_size, epochs=self.epochs)
         own = _arguments(self.optimizer)
         if not 0 < own["learning_rate"] < math.inf:
@@ -141,9 +141,8 @@ class Training:
     def from_config(cls, config: dict[str, Any]) -> "Training":
         """Returns the settings with the result of `get_config`, which others may have written.
 
-        Raises:
-            ValueError, KeyError or TypeError: It names a class that is not one of `PARTS`, or wrong
-                arguments.
+        A class that is not one of `PARTS`, or a wrong argument, raises ValueError, KeyError or
+        TypeError.
         """
         written = {name: config[name] for name in PARTS if config.get(name) is not None}
         return cls(**{**config, **{k: _read(part, PARTS[k]) for k, part in written.items()}})
@@ -151,9 +150,9 @@ class Training:
     def options(self) -> dict[str, Any]:
         """Returns {option: value}, without arguments of objects that have their default values."""
         found = self._plain()
-        for name, classes in PARTS.items():
+        for name in PARTS:
             if (part := getattr(self, name)) is not None:
-                found[name] = _name_of(part, classes)
+                found[name] = _name_of(name, part)
                 found |= {_prefix(name) + k: v for k, v in _chosen(part).items()}
         return found
 
@@ -188,10 +187,10 @@ class Training:
         """Returns the options with which `base.replace` returns these settings."""
         own, theirs = self._plain(), base._plain()
         found = {k: own.get(k) for k in {**theirs, **own} if own.get(k) != theirs.get(k)}
-        for name, classes in PARTS.items():
+        for name in PARTS:
             part, before = getattr(self, name), getattr(base, name)
             if type(part) is not type(before):
-                found[name] = None if part is None else _name_of(part, classes)
+                found[name] = None if part is None else _name_of(name, part)
             if part is not None:
                 start = _defaults(type(part)) | _inherited(type(part), before)
                 own = {k: _arguments(part)[k] for k in _defaults(type(part))}
@@ -211,9 +210,10 @@ class Training:
         if part is None and name not in given and len(classes) == 1:
             (kind,) = classes.values()
             return kind if any(option.startswith(_prefix(name)) for option in given) else None
-        if part is not None and type(part) not in classes.values():
-            raise ValueError(_not_one_of(name, classes, part))
-        return None if part is None else type(part)
+        if part is None:
+            return None
+        _check_class(name, part)
+        return type(part)
 
 
 def adamw_cycle(
@@ -230,14 +230,9 @@ def adamw_cycle(
 ) -> Training:
     """Returns the settings of most fast recipes: AdamW with `one_cycle`."""
     rate = one_cycle(peak, warmup_steps=warmup_steps, decay_steps=decay_steps)
+    adamw = keras.optimizers.AdamW(rate, weight_decay=weight_decay, global_clipnorm=clip_norm)
     return Training(
-        optimizer=keras.optimizers.AdamW(
-            rate, weight_decay=weight_decay, global_clipnorm=clip_norm
-        ),
-        growth=growth,
-        batch_size=batch_size,
-        epochs=epochs,
-        stream=stream,
+        optimizer=adamw, growth=growth, batch_size=batch_size, epochs=epochs, stream=stream
     )
 
 
@@ -245,12 +240,13 @@ def _prefix(name):
     return "" if name == "optimizer" else f"{name}_"
 
 
-def _not_one_of(name, classes, part):
-    return f"`{name}` must be one of {', '.join(classes)}. Received: {part!r}"
+def _check_class(name, part):
+    if type(part) not in PARTS[name].values():
+        raise ValueError(f"`{name}` must be one of {', '.join(PARTS[name])}. Received: {part!r}")
 
 
-def _name_of(part, classes):
-    return next(name for name, kind in classes.items() if kind is type(part))
+def _name_of(name, part):
+    return next(word for word, kind in PARTS[name].items() if kind is type(part))
 
 
 def _chosen(part):
