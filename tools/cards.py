@@ -7,7 +7,6 @@ import shlex
 import textwrap
 
 from tools.description import described
-from trellis_keras.zoo import registry
 from trellis_keras.zoo.datasets import info
 from trellis_keras.zoo.pretrained import differences
 
@@ -25,7 +24,7 @@ def card(one):
     """Returns the card of a `Description`."""
     parts = [
         f"# {_plain(one.run.title)}",
-        registry.describe(one.recipe.name),
+        " ".join(one.recipe.entry.function.__doc__.split("\n\n")[0].split()),
         _figures(one),
         _paragraph(_plain(" ".join(_sentences(one)))),
         _paragraph(_without_html(one.results["note"])),

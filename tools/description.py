@@ -159,9 +159,9 @@ def key(value):
     return value.model, str(value.setting)
 
 
-def described(folder=None):
+def described():
     """Returns the descriptions of all published runs."""
-    return [Description.of(run) for run in all_runs(folder)]
+    return [Description.of(run) for run in all_runs()]
 
 
 def best(found):

@@ -63,7 +63,6 @@ def test_a_function_of_ones_own_is_a_model():
     try:
         assert my_model(units=2).backbone.units == 2
         assert zoo.get_model("my_model").backbone.units == 3
-        assert registry.describe("my_model") == "A model of a test."
         assert zoo.recipe("my_model", T=5).data_options == {"T": 5}
         assert registry.published_value(zoo.recipe("my_model")) is None
         with pytest.raises(ValueError, match="The zoo already has a model 'my_model'"):

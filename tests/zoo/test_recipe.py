@@ -341,10 +341,10 @@ def test_a_recipe_streams_its_data():
 def test_data_that_a_model_cannot_be_trained_on():
     with pytest.raises(ValueError, match="'pydoc' have changed since the run started"):
         zoo.recipe("trellisnet_char", data_checksum="0" * 64).load_data()
-    with pytest.raises(ValueError, match="needs separate sequences, but the data set 'pydoc'"):
+    with pytest.raises(ValueError, match="needs separate sequences. Received: .*'pydoc'"):
         zoo.recipe("tcn_jsb", data="pydoc").load_data()
     options = {"T": 8, "train": 2, "valid": 2, "test": 2}
-    with pytest.raises(ValueError, match="needs text, but the data set 'adding' has none"):
+    with pytest.raises(ValueError, match="needs text, .*Received: the data set 'adding'"):
         zoo.recipe("tcn_ptb", data="adding", data_options=options).load_data()
     recipe = zoo.recipe("tcn_seq_mnist", data="adding", data_options=options)
     with pytest.raises(ValueError, match="'adding' has 2 channels, but tcn_seq_mnist reads 1"):

@@ -72,7 +72,7 @@ def test_what_is_published_of_a_recipe(name, options, value):
 
 
 def test_every_published_run_is_a_recipe_of_the_zoo():
-    runs = all_runs(assets_folder())
+    runs = all_runs()
     assert len({run.folder for run in runs}) >= 25
     for run_ in runs:
         recipe = registry.recipe_from_dict(run_.recipe)

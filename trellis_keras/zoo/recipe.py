@@ -281,14 +281,11 @@ class Recipe:
             FileNotFoundError: A file is missing.
         """
         loaded = datasets.load(self.data, self.data_dir, **self.data_options)
-        if self.reads_text and loaded.vocabulary is None:
+        if (loaded.vocabulary is not None) != self.reads_text or not loaded.sizes["train"]:
+            text = 'text, such as data="text", data_options={"path": ...}'
             raise ValueError(
-                f"A language model needs text, but the data set {self.data!r} has none. "
-                'Use data="text", data_options={"path": ...}'
-            )
-        if not self.reads_text and (loaded.vocabulary is not None or not loaded.sizes["train"]):
-            raise ValueError(
-                f"{self.name} needs separate sequences, but the data set {self.data!r} has none."
+                f"{self.name} needs {text if self.reads_text else 'separate sequences'}. Received: "
+                f"the data set {self.data!r}"
             )
         if self.data_checksum not in (None, loaded.checksum):
             raise ValueError(

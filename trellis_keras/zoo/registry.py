@@ -165,11 +165,6 @@ def get_model(name: str, **arguments: Any) -> keras.Model:
     return _function(_entry(name))(**arguments)
 
 
-def describe(name: str) -> str:
-    """Returns a description of a model: the first paragraph of its docstring."""
-    return " ".join((_entry(name).function.__doc__ or "").split("\n\n")[0].split())
-
-
 def recipe(name: str, **options: Any) -> Recipe:
     """Returns the recipe of a model: its arguments, data and training.
 

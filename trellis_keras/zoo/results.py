@@ -135,9 +135,9 @@ def assets_folder() -> pathlib.Path:
     )
 
 
-def all_runs(folder: pathlib.Path | None = None) -> list[Run]:
-    """Returns the published runs in `assets_folder()` or another folder, sorted by their titles."""
-    folder = assets_folder() if folder is None else folder
+def all_runs() -> list[Run]:
+    """Returns the published runs, sorted by model and setting."""
+    folder = assets_folder()
     paths = [*folder.glob(f"*/{RESULTS}"), *folder.glob(f"*/*/{RESULTS}")]
     return sorted(map(read_run, paths), key=lambda run: (run.model, run.setting))
 
@@ -156,9 +156,9 @@ def read_run(path: pathlib.Path) -> Run:
     return Run(folder, setting, results)
 
 
-def read_costs(folder: pathlib.Path | None = None) -> dict[str, Any]:
+def read_costs() -> dict[str, Any]:
     """Returns the contents of costs.json: the parameters and training cost of each model."""
-    path = (assets_folder() if folder is None else folder) / COSTS
+    path = assets_folder() / COSTS
     if not path.is_file():
         return {"machine": {}, "models": {}}
     return json.loads(path.read_text(encoding="utf-8"))

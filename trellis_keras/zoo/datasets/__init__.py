@@ -1,6 +1,6 @@
 """The papers' data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
-from trellis_keras.zoo.datasets.images import pixel_permutation, pixel_sequences, shift_images
+from trellis_keras.zoo.datasets.images import pixel_permutation, shift_images
 from trellis_keras.zoo.datasets.registry import (
     Dataset,
     DatasetInfo,
@@ -25,7 +25,6 @@ __all__ = [
     "list_datasets",
     "load",
     "pixel_permutation",
-    "pixel_sequences",
     "register",
     "shift_images",
 ]

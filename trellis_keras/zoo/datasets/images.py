@@ -123,22 +123,8 @@ def pixel_permutation() -> np.ndarray:
     return np.random.RandomState(92916).permutation(28 * 28)
 
 
-def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """Returns images as normalized sequences of pixels, row by row from the top left.
-
-    Args:
-        images: uint8 array of shape (images, height, width, channels).
-        mean: Float, subtracted from the pixels in [0, 1].
-        deviation: Float, by which the result is divided.
-
-    Returns:
-        float32 array of shape (images, height * width, channels).
-
-    Example:
-
-    >>> pixel_sequences(np.full((1, 2, 2, 1), 255, "uint8"), 0.5, 0.5).tolist()
-    [[[1.0], [1.0], [1.0], [1.0]]]
-    """
+def _pixel_sequences(images, mean, deviation):
+    """images (images, height, width, channels) as normalized sequences, from the top left."""
     count, height, width, channels = images.shape
     x = images.reshape(count, height * width, channels).astype("float32")
     x /= 255
@@ -194,7 +180,7 @@ def _pixel_dataset(name, paths, read):
     cut = len(pixels) - published.validation
     splits = {"train": (pixels[:cut], labels[:cut]), "valid": (pixels[cut:], labels[cut:])}
     sequences = {
-        split: (pixel_sequences(x, published.mean, published.deviation), y.astype("int32"))
+        split: (_pixel_sequences(x, published.mean, published.deviation), y.astype("int32"))
         for split, (x, y) in (splits | ordered).items()
     }
     return Dataset(name, **sequences, checksum=digest)
