@@ -78,6 +78,14 @@ def assert_close(floatx, tolerance):
     return check
 
 
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """The folder of a run of two epochs, which no test may change."""
+    from tests.support.small_runs import tiny_run
+
+    return tiny_run(tmp_path_factory.mktemp("finished"))
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
     """`command("list", ...)`: exit status, standard output and errors of `trellis-keras`."""

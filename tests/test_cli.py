@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.processes import ROOT, child_environment
-from tests.support.small_runs import TINY, options, tiny_run, write_text
+from tests.support.small_runs import TINY, options, write_text
 from trellis_keras import __version__, zoo
 from trellis_keras.training import progress
 from trellis_keras.zoo import adapting, environment
@@ -16,12 +16,6 @@ from trellis_keras.zoo import run as runs
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
 SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOBSERVED]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A finished run, which no test may change."""
-    return tiny_run(tmp_path_factory.mktemp("cli"), epochs=1)
 
 
 @pytest.fixture
@@ -239,37 +233,39 @@ def test_a_text_that_is_too_short_starts_no_run(refused, tmp_path):
 # evaluate, generate, export
 
 
-def test_evaluate(command, shared):
-    status, out, err = command("evaluate", shared, "--split=valid", "--target-counting", "original")
+def test_evaluate(command, finished_run):
+    status, out, err = command(
+        "evaluate", finished_run, "--split=valid", "--target-counting", "original"
+    )
     assert status == 0, err
     asked = {"split": "valid", "target_counting": "original"}
-    expected = runs.evaluate(zoo.read_recipe(shared), shared, **asked)
-    assert json.loads(out) == {"run": str(shared), **asked, **expected}
+    expected = runs.evaluate(zoo.read_recipe(finished_run), finished_run, **asked)
+    assert json.loads(out) == {"run": str(finished_run), **asked, **expected}
 
 
-def test_evaluation_at_test_time(command, shared, monkeypatch):
+def test_evaluation_at_test_time(command, finished_run, monkeypatch):
     def stub(recipe, model, loaded, split, show):
         show(f"tried on {len(loaded.valid)}")
         return {"bpc": 1.0, "split": split}
 
     monkeypatch.setattr(adapting, "evaluate_cache", stub)
     monkeypatch.setattr(adapting, "evaluate_dynamic", stub)
-    status, out, err = command("evaluate", shared, "--cache", "--dynamic", "--split", "valid")
+    status, out, err = command("evaluate", finished_run, "--cache", "--dynamic", "--split", "valid")
     assert status == 0 and err.count("tried on") == 2
     found = json.loads(out)
     assert found["cache"] == found["dynamic"] == {"bpc": 1.0, "split": "valid"}
 
 
-def test_wrong_evaluations(refused, shared):
+def test_wrong_evaluations(refused, finished_run):
     for option, value in (("--split", "dev"), ("--target-counting", "paper")):
-        assert f"{option} must be one of " in refused("evaluate", shared, option, value)
+        assert f"{option} must be one of " in refused("evaluate", finished_run, option, value)
 
 
-def test_generate(command, refused, shared):
-    status, out, err = command("generate", shared, "--prompt", "ab", "--length", 20)
+def test_generate(command, refused, finished_run):
+    status, out, err = command("generate", finished_run, "--prompt", "ab", "--length", 20)
     assert status == 0, err
     assert out.startswith("ab") and len(out.removesuffix("\n")) == 22
-    assert "symbols unknown to the vocabulary" in refused("generate", shared, "--prompt", "z")
+    assert "symbols unknown to the vocabulary" in refused("generate", finished_run, "--prompt", "z")
 
 
 @pytest.mark.slow
@@ -293,55 +289,55 @@ def test_a_model_of_sequences(command, refused, tmp_path):
     assert "are for language models" in refused("evaluate", folder, "--cache")
 
 
-def test_export(command, refused, shared, tmp_path):
+def test_export(command, refused, finished_run, tmp_path):
     pytest.importorskip("tensorflow")
-    shared = shutil.copytree(shared, tmp_path / "run")
-    path = shared / "serving"
-    status, out, err = command("export", shared, path)
+    finished_run = shutil.copytree(finished_run, tmp_path / "run")
+    path = finished_run / "serving"
+    status, out, err = command("export", finished_run, path)
     assert status == 0, err
     assert out == f"Written: {path / '1'}\n"
     assert (path / "1" / "saved_model.pb").is_file()
-    assert "already exists" in refused("export", shared, path, "--version", "1")
-    assert "looks like one version" in refused("export", shared, path / "1")
-    assert "--format must be" in refused("export", shared, tmp_path / "a", "--format", "pb")
-    assert "with format='litert'" in refused("export", shared, path, "--quantization", "int8")
+    assert "already exists" in refused("export", finished_run, path, "--version", "1")
+    assert "looks like one version" in refused("export", finished_run, path / "1")
+    assert "--format must be" in refused("export", finished_run, tmp_path / "a", "--format", "pb")
+    assert "with format='litert'" in refused("export", finished_run, path, "--quantization", "int8")
     assert [found.name for found in path.iterdir()] == ["1"]
 
 
 def test_export_takes_the_ranges_of_integers_from_the_training_data(
-    command, refused, shared, tmp_path
+    command, refused, finished_run, tmp_path
 ):
-    words = ["export", shared, tmp_path / "model.c", "--quantization", "int8_rings"]
+    words = ["export", finished_run, tmp_path / "model.c", "--quantization", "int8_rings"]
     assert "--quantization-tolerance" in refused(*words, "--quantization-tolerance", "1e-9")
     status, _, err = command(*words, "--quantization-tolerance", "0.5")
     assert status == 0, err
     assert "int8 rings" in (tmp_path / "model.h").read_text()
 
 
-def test_score(command, refused, shared, tmp_path):
+def test_score(command, refused, finished_run, tmp_path):
     path, table = tmp_path / "text.txt", tmp_path / "scores.csv"
     path.write_text("ab de\n\nabc\n")
-    status, out, err = command("score", shared, path, "--output", table)
+    status, out, err = command("score", finished_run, path, "--output", table)
     assert status == 0, err
     totals = json.loads(out)
-    expected = {"run": str(shared), "file": str(path), "output": str(table)}
+    expected = {"run": str(finished_run), "file": str(path), "output": str(table)}
     assert (expected | {"lines": 3, "num_tokens": 6}).items() <= totals.items()
     rows = [line.split(",") for line in table.read_text().splitlines()]
     assert rows[0] == ["line", "log_probability", "num_tokens", "bpc"]
     assert [row[2] for row in rows[1:]] == ["4", "0", "2"]
-    assert "already exists" in refused("score", shared, path, "--output", table)
+    assert "already exists" in refused("score", finished_run, path, "--output", table)
 
 
-def test_no_command_replaces_its_input_or_a_file_of_a_run(refused, shared, tmp_path):
-    own, model = tmp_path / "own.csv", shared / "best.keras"
+def test_no_command_replaces_its_input_or_a_file_of_a_run(refused, finished_run, tmp_path):
+    own, model = tmp_path / "own.csv", finished_run / "best.keras"
     own.write_text("load\n1\n")
     (tmp_path / "link.onnx").symlink_to(model)
     before = own.read_bytes(), model.read_bytes()
-    words = ["score", shared, own, "--output", own]
+    words = ["score", finished_run, own, "--output", own]
     assert "own.csv is an input file" in refused(*words, "--overwrite")
-    words = ["compare", shared, "--output", model]
+    words = ["compare", finished_run, "--output", model]
     assert "best.keras is a file of the run" in refused(*words, "--overwrite")
-    words = ["export", shared, tmp_path / "link.onnx", "--format", "onnx"]
+    words = ["export", finished_run, tmp_path / "link.onnx", "--format", "onnx"]
     assert "link.onnx is a file of the run" in refused(*words, "--overwrite")
     assert (own.read_bytes(), model.read_bytes()) == before
 
@@ -359,8 +355,8 @@ def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
     assert r"own\n\x1b[31m\x07\u202e.txt" in refused("train", "trellisnet_char", *words)
 
 
-def test_a_table_has_no_control_characters_of_a_file(command, shared, tmp_path):
-    folder = shutil.copytree(shared, tmp_path / "run")
+def test_a_table_has_no_control_characters_of_a_file(command, finished_run, tmp_path):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
     history = folder / "history.csv"
     header, *rows = history.read_text().splitlines()
     rows = [f'{header},"val_\x1b]0;title\x07\u202e\u2028"', *(f"{row},1" for row in rows)]
@@ -371,12 +367,12 @@ def test_a_table_has_no_control_characters_of_a_file(command, shared, tmp_path):
     assert r"val_\x1b]0;title\x07\u202e\u2028" in header and len(header) == len(row)
 
 
-def test_a_traceback_has_no_control_characters(command, shared, monkeypatch):
+def test_a_traceback_has_no_control_characters(command, finished_run, monkeypatch):
     def fail(run, *_):
         raise RuntimeError("the layer \x1b]0;title\x07 is at fault")
 
     monkeypatch.setattr(runs, "evaluate", fail)
-    status, _, err = command("evaluate", shared)
+    status, _, err = command("evaluate", finished_run)
     assert status == 1 and r"RuntimeError: the layer \x1b]0;title\x07 is at fault" in err
 
 
@@ -386,5 +382,3 @@ def test_a_time_limit(command, tmp_path):
     _, out, _ = command("train", "trellisnet_char", *words, "--output", folder)
     assert progress(folder / "checkpoints") == (0, 1)
     assert f"in epoch 1 of 2. To resume: trellis-keras train --output {folder}" in out
-    _, out, _ = command("train", "--output", folder, *UNOBSERVED)
-    assert runs.epochs_done(folder) == 2

