@@ -173,28 +173,15 @@ def train(
     ] = False,
     text: Annotated[str | None, _described("FILE", "Train on your own text file.")] = None,
     precision: Annotated[
-        str | None,
-        _described(
-            "NAME", "float32, bfloat16, or auto (bfloat16 if it is faster on this machine)."
-        ),
+        str | None, _described("NAME", "float32, bfloat16, or auto (bfloat16 where it is faster).")
     ] = None,
     gradient_norms: Annotated[
         int | None,
-        _described(
-            "N",
-            "Batches to measure gradient norms on after each epoch (default: 2, or 0 with "
-            "several processes).",
-            min=0,
-        ),
+        _described("N", "Batches for gradient norms (default: 2; with --coordinator: 0).", min=0),
     ] = None,
     sample_length: Annotated[
         int | None,
-        _described(
-            "N",
-            "Tokens to sample from a language model after each epoch (default: 200, or 0 with "
-            "several processes).",
-            min=0,
-        ),
+        _described("N", "Tokens of a text sample (default: 200; with --coordinator: 0).", min=0),
     ] = None,
     profile: Annotated[
         str | None, _described("FIRST:LAST", "Profile these batches, counted from 1.")
@@ -211,10 +198,7 @@ def train(
     ] = None,
     coordinator: Annotated[
         str | None,
-        _described(
-            "HOST:PORT",
-            "Address of process 0 of several (JAX), or auto (Slurm, Kubernetes, clouds).",
-        ),
+        _described("HOST:PORT", "Address of process 0 (JAX), or auto (Slurm, Kubernetes, clouds)."),
     ] = None,
     processes: Annotated[int | None, _described("N", "Number of processes.")] = None,
     process: Annotated[int | None, _described("N", "Index of this process, from 0.")] = None,
@@ -408,18 +392,11 @@ def export(
         int | None, _described("N", "Version number (default: the next).", min=1)
     ] = None,
     format: Annotated[
-        str | None,
-        _described(
-            "NAME",
-            "saved_model, litert, onnx, c or wasm (default: from the suffix .tflite, .onnx, .c or "
-            ".wasm of the path, else saved_model).",
-        ),
+        str | None, _described("NAME", "saved_model, litert, onnx, c or wasm (default: by PATH).")
     ] = None,
     quantization: Annotated[
         str | None,
-        _described(
-            "NAME", "litert: int8; c: int8 or int8_rings, with ranges from the training data."
-        ),
+        _described("NAME", "litert: int8; c: int8 or int8_rings, ranges from the training data."),
     ] = None,
     quantization_tolerance: Annotated[
         float, _described("X", "c: largest difference from Keras, in units of the largest output.")
@@ -431,8 +408,8 @@ def export(
 ):
     """Export the best model of a run for serving or another runtime.
 
-    RUN is a folder of `train`. PATH is the folder of all versions of a SavedModel, or a file in
-    other formats.
+    RUN is a folder of `train`. PATH is the folder of all versions of a SavedModel, or a file, whose
+    suffix .tflite, .onnx, .c or .wasm chooses the format.
     """
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
@@ -474,13 +451,10 @@ def score(
     ] = None,
     start: Annotated[
         str | None,
-        _described(
-            "TOKEN", "Token before each document, such as `<eos>`, to score its first token."
-        ),
+        _described("TOKEN", "Token before each document, such as `<eos>`: scores its first token."),
     ] = None,
     batch_tokens: Annotated[
-        int | None,
-        _described("N", "Tokens per batch, a power of two; more take more memory."),
+        int | None, _described("N", "Tokens per batch, a power of two; more take more memory.")
     ] = None,
     overwrite: Overwrite = False,
 ):

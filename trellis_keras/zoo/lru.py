@@ -114,12 +114,8 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed):
 def _on_texts(builder, prefix, widths, doc, **fixed):
     """Registers a language model for each of the four texts, and returns the functions.
 
-    Args:
-        builder: Function with the arguments of all four.
-        prefix: Start of the functions' names, before the name of the data.
-        widths: Their `hidden_units`.
-        doc: Their docstring, with `{text}`.
-        **fixed: Arguments of the builder that the functions do not take.
+    `widths` are their `hidden_units`, `doc` is their docstring, with `{text}`, and `fixed` has the
+    arguments of the builder that they do not take.
     """
     functions = []
     for units, (text, symbols, entry) in zip(widths, _TEXTS, strict=True):

@@ -110,10 +110,8 @@ def with_defaults(
     Args:
         builder: Function with the arguments of a family, or the model of the zoo that it is
             registered as.
-        name: Name of the function.
-        doc: Its docstring.
+        name, doc: Name and docstring of the function.
         fixed: {argument: value} of the builder's arguments that the function does not take.
-            Defaults to None, it takes all.
         **defaults: Defaults that differ from the builder's.
     """
     builder, fixed = inspect.unwrap(builder), fixed or {}

@@ -460,13 +460,8 @@ def observers(
 ) -> list[keras.callbacks.Callback]:
     """Writes the graph, and returns the callbacks for `fit`.
 
-    Args:
-        folder: The run's folder.
-        model: The model.
-        stream: Batches of the training data, in the same order each time.
-        loaded: The data. A language model continues the start of its `valid` split.
-        batches: Number of batches left to train on.
-        gradient_norms, sample_length, graph, profile: As in `train`.
+    `stream` has batches of the training data in the same order each time, of which `batches` are
+    left to train on. A language model continues the start of the `valid` split of `loaded`.
     """
     has_tensorflow = _has_tensorflow()
     if profile is not None:

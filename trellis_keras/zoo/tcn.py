@@ -658,14 +658,11 @@ def _baselines(
 
     Args:
         task, words: The benchmark in the names of the models, and in their docstrings.
-        lstm_doc: Docstring of the LSTM.
         fixed: {argument: value} of the builder's arguments that the models do not take.
         lstm: {argument: default} of the LSTM where it differs from the builder's.
         gru, rnn: (number of parameters, {argument: default} where it differs from the LSTM's).
         fast: `Training` of `setting="fast"` for each of the three cells, or None.
         fast_forget_bias: `forget_bias` of the LSTM with `setting="fast"`. Defaults to the same.
-        builder: `_of_sequences` or `_of_text`.
-        **entry: As in `register`.
     """
     bias = {} if fast_forget_bias is None else {"forget_bias": fast_forget_bias}
     made = with_defaults(builder, f"lstm_{task}", lstm_doc, {"cell": "lstm", **fixed}, **lstm)
