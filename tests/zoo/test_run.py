@@ -1,4 +1,4 @@
-"""Runs: what training leaves, resuming, damage, exact evaluation, and runs that are killed."""
+"""Runs: what training leaves, resuming, damage, exact evaluation, kills, full disks, outputs."""
 
 import itertools
 import json
@@ -8,10 +8,12 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from tests.support.processes import run_script
-from tests.support.run_checks import assert_same_end
-from tests.support.small_runs import STATEFUL, tiny_recipe, tiny_run, write_text
+from tests.support.run_checks import assert_same_end, check_killed_run
+from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import training, zoo
+from trellis_keras.jobs import folder_lock
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
@@ -280,7 +282,7 @@ def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
     assert results["cross_entropy"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
 
 
-# Killed runs, without TensorFlow
+# Without TensorFlow
 
 
 @pytest.mark.slow
@@ -304,3 +306,146 @@ print(runs.evaluate(zoo.read_recipe(folder / "run"), folder / "run"))
     assert not (tmp_path / "run" / "tensorboard").exists()
     # What JAX has trained, TensorFlow reads.
     assert f"'targets': {evaluate(tmp_path / 'run')['targets']}" in output
+
+
+# Killed again and again
+
+COMPILED = {"jit_compile": True, "stopping_patience": 1000}
+
+
+def language_model(folder):
+    text = write_text(folder / "text.txt")
+    settings = {name: value for name, value in STATEFUL.items() if name != "epochs"}
+    return ["trellisnet_char", "--text", text, *options(settings | COMPILED)]
+
+
+def lattice(folder):
+    text = write_text(folder / "text.txt")
+    settings = {"hidden_units": 5, "batch_size": 4, "sequence_length": 12}
+    return ["lru_char_ptb", "--text", text, *options(settings | COMPILED)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "make", "kills"),
+    [
+        ("tensorflow", language_model, 10),
+        ("tensorflow", lattice, 10),
+        ("jax", language_model, 4),
+        ("jax", lattice, 3),
+    ],
+)
+def test_a_run_killed_many_times(tmp_path, backend, make, kills):
+    check_killed_run(tmp_path, backend, make(tmp_path), epochs=3 * kills, kills=kills)
+
+
+# Disks
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
+    tiny_run(tmp_path)  # two epochs
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        recipe = tiny_recipe(tmp_path)
+        run = folder / "run"
+        runs.train(recipe.replace(epochs=1), run, verbose=0)
+        # Enough for the records of an epoch, not for its checkpoint.
+        fill(folder, leave=(run / "checkpoints/epoch-0001.npz").stat().st_size)
+        with pytest.raises(OSError) as error:
+            runs.train(recipe.replace(epochs=2), run, verbose=0)
+        told = str(error.value)
+        assert (
+            NO_SPACE in told and f"The last good state is {run}/checkpoints/epoch-0001.npz." in told
+        )
+        assert told.endswith(f"resume with: trellis-keras train --output {run}")
+        (folder / "filler").unlink()
+        runs.train(zoo.read_recipe(run), run, verbose=0)
+        assert_same_end(run, tmp_path / "run", 2)
+        assert not list(run.rglob(".*"))
+        with read_only(run, tmp_path / "read_only") as view:
+            assert runs.evaluate(zoo.read_recipe(view), view)["targets"] == 99
+            with pytest.raises(ValueError, match="The folder .* cannot be written to.*Read-only"):
+                runs.train(recipe, view)
+
+
+def test_diverging_from_the_command_line(tmp_path, refused):
+    text = write_text(tmp_path / "text.txt")
+    settings = TINY | {"learning_rate": 1e38, "optimizer": "sgd", "clip_norm": "none"}
+    run = tmp_path / "run"
+    error = refused("train", "trellisnet_char", "--text", text, *options(settings), "--output", run)
+    assert error.startswith("The loss is "), error
+    assert " of epoch 1. Nothing was saved. Train with a smaller learning rate" in error
+    assert not run.exists()
+
+
+def test_a_first_step_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("out of memory")
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("trellis_keras.models.LanguageModel.compute_loss", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runs.train(tiny_recipe(tmp_path), run, verbose=0)
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    assert not runs.has_run(run)
+    runs.train(tiny_recipe(tmp_path, depth=4, epochs=1), run, verbose=0)
+    assert runs.has_run(run)
+
+
+# One process at a time
+
+
+def test_a_folder_belongs_to_one_process(tmp_path, refused):
+    with folder_lock(tmp_path):
+        (tmp_path / ".writing-0123abcd-best.keras").write_text("the other process writes this")
+        error = refused("train", "trellisnet_char", "--output", tmp_path)
+        assert f"{tmp_path} is in use" in error
+        assert (tmp_path / ".writing-0123abcd-best.keras").exists()
+
+
+# Outputs of commands
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A folder with `own.csv`, `other.csv`, links, and the run `run`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.csv", "other.csv", "run/recipe.json", "run/best.keras", "run/new.csv"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(name)
+    (tmp_path / "link.csv").symlink_to("own.csv")
+    (tmp_path / "model").symlink_to("run/best.keras")
+    (tmp_path / "runs").symlink_to("run")
+    os.mkfifo(tmp_path / "pipe.csv")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes")
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("link.csv", "link.csv is an input file"),
+        ("run/Best.keras", "is a file of the run in .*run. Choose another name"),
+        ("runs/tensorboard/train/events", "is a file of the run"),
+        ("run", "run is not a regular file"),
+        ("pipe.csv", "pipe.csv is not a regular file"),
+        ("no/new.csv", "There is no folder no for new.csv"),
+    ],
+)
+def test_outputs_that_are_refused(places, path, message):
+    os.makedirs("run/tensorboard/train")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        runs.check_output(path, ["own.csv"], overwrite=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes")
+def test_outputs_that_exist_are_replaced_on_demand_only(places):
+    assert str(runs.check_output("new.csv", ["own.csv"])) == "new.csv"
+    assert runs.check_output("run/picture.png").parent.name == "run"
+    for path in ("other.csv", "run/new.csv"):
+        with pytest.raises(ValueError, match=f"{path} already exists. .*with --overwrite"):
+            runs.check_output(path, ["own.csv"])
+        runs.check_output(path, ["own.csv"], overwrite=True)
