@@ -85,8 +85,7 @@ class Entry:
     @functools.cached_property
     def types(self) -> dict[str, Any]:
         """{option: annotation} of the arguments and of the fields of a recipe."""
-        fields = typing.get_type_hints(Recipe)
-        return typing.get_type_hints(self.function) | {name: fields[name] for name in _FIELDS}
+        return typing.get_type_hints(Recipe) | typing.get_type_hints(self.function)
 
 
 @functools.cache
