@@ -291,7 +291,7 @@ def evaluate(
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
     kinds = {"dynamic": adapting.evaluate_dynamic, "cache": adapting.evaluate_cache}
-    asked_for = ["dynamic"] * dynamic + ["cache"] * cache
+    asked_for = [name for name, wanted in (("dynamic", dynamic), ("cache", cache)) if wanted]
     if asked_for and not recipe.reads_text:
         raise ValueError(
             f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
@@ -503,8 +503,9 @@ def _sampler(name, vocabulary_size, options):
         raise ValueError(f"`sampler` must be one of {', '.join(known)}. Received: {name}")
     kind, settings = known[name]
     given = {option: value for option, value in options.items() if value is not None}
-    for option in given.keys() - settings:
-        raise ValueError(f"The sampler {name} does not take --{option.replace('_', '-')}.")
+    for option in given:
+        if option not in settings:
+            raise ValueError(f"The sampler {name} does not take --{option.replace('_', '-')}.")
     names = {"top_k": "k", "top_p": "p", "beams": "num_beams"}
     return kind(**{names.get(option, option): v for option, v in (settings | given).items()})
 
@@ -532,7 +533,8 @@ def _chosen_recipe(names, options, text, precision, output, as_published, alone)
         if "dtype_policy" in options:
             raise ValueError("--precision and --dtype-policy are mutually exclusive.")
         options["dtype_policy"] = _policy(precision)
-    if len(names) > 1 + as_published or as_published and not names:
+    fewest, most = (1, 2) if as_published else (0, 1)
+    if not fewest <= len(names) <= most:
         words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
         raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
     if not names:
@@ -545,10 +547,10 @@ def _chosen_recipe(names, options, text, precision, output, as_published, alone)
 
 def _policy(precision):
     """Returns the dtype policy for the option --precision."""
-    from trellis_keras.zoo.environment import has_bfloat16_units
-
     if precision not in ("auto", "float32", "bfloat16"):
         raise ValueError(f"--precision must be auto, float32 or bfloat16. Received: {precision}")
+    from trellis_keras.zoo.environment import has_bfloat16_units
+
     is_half = has_bfloat16_units() if precision == "auto" else precision == "bfloat16"
     return "mixed_bfloat16" if is_half else "float32"
 

@@ -132,7 +132,7 @@ def test_option_values(command, words, field, value):
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
         (["trellisnet_char", "--epochs", "-8"], "--epochs must be a positive integer. Received: "),
-        (["trellisnet_char", "--depth", "true"], "--depth must be a value of type int. Received"),
+        (["trellisnet_char", "--depth", "true"], "--depth must be an integer. Received"),
         (["trellisnet_char", "--clip-norm", "0"], "--clip-norm must be > 0"),
     ],
 )

@@ -140,6 +140,7 @@ def test_bad_token_stream(arguments, message):
 @given(st.integers(1, 40), st.integers(1, 12), st.booleans())
 def test_every_example_counts_once(n, batch_size, shuffle):
     stream = SequenceStream(np.arange(n), 10 * np.arange(n), batch_size, shuffle=shuffle, seed=5)
+    assert stream.sequences_counted == n
     assert len(stream) == -(-n // batch_size)
     counted = []
     for x, y, weight in stream:
@@ -250,8 +251,9 @@ def test_bad_sequence_stream(arguments, message):
     "stream", [TokenStream(np.arange(10), 2, 3), SequenceStream(np.zeros(4), np.zeros(4), 3)]
 )
 def test_index_outside_the_stream(stream):
-    with pytest.raises(IndexError):
-        stream[2]
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            stream[index]
 
 
 @settings(deadline=None, max_examples=30)

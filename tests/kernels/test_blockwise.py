@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 from tests.support.golden import floats
+from tests.support.gradients import value_and_gradients
 from trellis_keras.kernels import blockwise
 
 pytestmark = pytest.mark.both_backends
@@ -26,6 +27,33 @@ def experts_nll(latent, targets, kernel, bias):
     logits = ops.matmul(ops.reshape(latent, (*shape, EXPERTS, WIDTH)), kernel) + bias
     places = ops.broadcast_to(targets[..., None, :], (*shape, EXPERTS, 1))
     return -ops.take_along_axis(ops.log_softmax(logits), places, axis=-1)[..., 0]
+
+
+# 7 steps: the last block of 2 or 3 is padded.
+@pytest.mark.float64
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+def test_values_and_gradients(leading, assert_close):
+    """Of floats, with integers among the tensors and weights that all blocks share."""
+    targets = np.random.default_rng(1).integers(0, WORDS, (*leading, 7, 1)).astype("int32")
+    upstream = random(*leading, 7, EXPERTS, seed=4)
+    inputs = random(*leading, 7, EXPERTS * WIDTH), random(WIDTH, WORDS, seed=2), random(WORDS)
+
+    def results(steps):
+        def total(latent, *weights):
+            tensors = latent, ops.convert_to_tensor(targets)
+            if steps is None:
+                values = experts_nll(*tensors, *weights)
+            else:
+                values = blockwise.map_blocks(experts_nll, steps, tensors, weights)
+            return ops.sum(values * upstream), values
+
+        (_, values), _, gradients = value_and_gradients(total, [], *inputs)
+        return [values, *gradients]
+
+    plain = results(None)
+    for steps in (1, 2, 3, 100):
+        for actual, reference in zip(results(steps), plain, strict=True):
+            assert_close(actual, reference, "gradient")
 
 
 def optimized_gradient(function, *inputs):

@@ -47,6 +47,7 @@ def plain_log_p(hidden, clusters):
 
 # {name: capacity, range of the targets}; 30 tokens
 BATCHES = {
+    "one turn": (64, (0, WORDS)),
     "overflow": (2, (0, WORDS)),
     "one tail takes all": (4, (12, 25)),
     "no tail": (4, (0, 5)),

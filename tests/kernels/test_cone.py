@@ -41,7 +41,7 @@ def networks(draw):
     return time, reads, kept, output_levels, len(cycle)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(networks())
 def test_positions_are_those_that_outputs_depend_on(network):
     time, reads, kept, output_levels, _ = network
@@ -51,7 +51,7 @@ def test_positions_are_those_that_outputs_depend_on(network):
     assert cone.count == sum(level > 0 for level, _ in nodes)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(networks())
 def test_blocks_compute_the_cone(network):
     time, reads, kept, output_levels, period = network
@@ -64,7 +64,7 @@ def test_blocks_compute_the_cone(network):
         assert t in cone.positions[level]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(networks())
 def test_reads_find_the_positions_below(network):
     time, reads, kept, output_levels, _ = network
@@ -79,7 +79,7 @@ def test_reads_find_the_positions_below(network):
             )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(networks())
 def test_what_interleaves_is_read_in_turn(network):
     time, reads, kept, output_levels, _ = network

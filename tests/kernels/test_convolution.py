@@ -6,9 +6,13 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras.kernels.cone import Cone, offsets
+from trellis_keras.kernels.cone import Cone, Read, offsets, read
 from trellis_keras.kernels.convolution import (
     convolve,
+    gather,
+    gather_taps,
+    pad_past,
+    shift,
     strided_slice,
 )
 
@@ -16,6 +20,46 @@ pytestmark = pytest.mark.both_backends
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(2, 9, 3)).astype("float32")
+INITIAL = RANDOM.normal(size=(2, 3)).astype("float32")
+
+
+def earlier(x, steps, initial=None):
+    """x some steps earlier, at every position."""
+    before = np.zeros_like(x[:, 0]) if initial is None else initial
+    return np.stack([x[:, t - steps] if t >= steps else before for t in range(x.shape[1])], axis=1)
+
+
+@pytest.mark.parametrize("initial", [None, INITIAL])
+@pytest.mark.parametrize("steps", [0, 1, 4, 11])
+def test_shift_and_pad(steps, initial):
+    expected = earlier(X, steps, initial)
+    np.testing.assert_array_equal(shift(X, steps, initial), expected)
+    padded = np.asarray(pad_past(X, steps, initial))
+    assert padded.shape == (2, 9 + steps, 3)
+    np.testing.assert_array_equal(padded[:, :9], expected)
+    np.testing.assert_array_equal(padded[:, steps:], X)
+
+
+READS = {
+    "slice": Read(0, slice(1, 8, 3)),
+    "padded": Read(2, slice(0, 5, 1)),
+    "list": Read(1, np.array([0, 3, 4])),
+    "any length": Read(3, None),
+}
+
+
+@pytest.mark.parametrize("initial", [None, INITIAL])
+@pytest.mark.parametrize("name", READS)
+def test_gather(name, initial):
+    found = READS[name]
+    values = X[:, :6] if found.index is None else X[:, found.index]
+    before = np.zeros_like(INITIAL) if initial is None else initial
+    expected = (
+        np.concatenate([np.stack([before] * found.padding, 1), values], 1)
+        if (found.padding)
+        else values
+    )
+    np.testing.assert_array_equal(gather(X, found, initial), expected)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 8])
@@ -28,7 +72,7 @@ def test_strided_slice(step):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads a TensorFlow graph")
-@pytest.mark.parametrize("index", [slice(2, 9, 1), slice(2, 9, 3)])
+@pytest.mark.parametrize("index", [slice(0, 5, 1), slice(2, 9, 1), slice(2, 9, 3)])
 def test_the_gradient_of_strided_slice_copies_whole_rows(index):
     import tensorflow as tf
 
@@ -46,16 +90,48 @@ def test_the_gradient_of_strided_slice_copies_whole_rows(index):
     assert not [op for op in graph.get_operations() if op.type == "StridedSliceGrad"]
 
 
+@pytest.mark.parametrize("initial", [None, INITIAL])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([1, 0], id="two taps"),
+        pytest.param([6, 3, 0], id="three taps"),
+        pytest.param([2], id="one tap"),
+    ],
+)
+@pytest.mark.parametrize("wanted", [np.arange(9), np.array([8]), np.array([4, 6, 8])])
+def test_gather_taps(wanted, steps, initial):
+    everything = np.arange(9)
+    found = gather_taps(X, [read(wanted, everything, s) for s in steps], initial)
+    expected = [earlier(X, s, initial)[:, wanted] for s in steps]
+    np.testing.assert_array_equal(found, np.concatenate(expected, axis=-1))
+
+
+@pytest.mark.parametrize("initial", [None, INITIAL])
+def test_taps_that_interleave(initial):
+    """Positions 1, 3, 5, ... read two taps of dilation 2 below, which are all positions there."""
+    available, wanted = np.arange(1, 10, 2), np.array([1, 5, 9])
+    x = X[:, :5]
+    reads = [read(wanted, available, s) for s in (2, 0)]
+    found = np.asarray(gather_taps(x, reads, initial))
+    before = np.zeros_like(INITIAL) if initial is None else initial
+    pairs = [(before, x[:, 0]), (x[:, 1], x[:, 2]), (x[:, 3], x[:, 4])]
+    expected = np.stack([np.concatenate(pair, axis=-1) for pair in pairs], axis=1)
+    np.testing.assert_array_equal(found, expected)
+
+
 def convolved(x, kernel, dilation):
     """The convolution at every position."""
-    past = np.pad(x, ((0, 0), ((len(kernel) - 1) * dilation, 0), (0, 0)))
-    taps = [past[:, j * dilation :][:, : x.shape[1]] @ kernel[j] for j in range(len(kernel))]
+    taps = [earlier(x, j * dilation) @ kernel[-1 - j] for j in range(len(kernel))]
     return np.sum(taps, axis=0)
 
 
+DOUBLING = [1, 2, 4, 8, 16]
+
+
 @pytest.mark.parametrize("taps", [2, 3])
-@pytest.mark.parametrize("output_length", [1, 7, None])
-@pytest.mark.parametrize("dilations", [[1, 2, 4, 8], [3, 1, 2]])
+@pytest.mark.parametrize("output_length", [1, 2, 7, None])
+@pytest.mark.parametrize("dilations", [DOUBLING, [1] * 5, [3, 1, 2]])
 def test_convolve_between_the_positions_of_a_cone(dilations, output_length, taps):
     time = 40
     cone = Cone(time, [offsets(taps, d) for d in dilations], output_length)
@@ -65,3 +141,9 @@ def test_convolve_between_the_positions_of_a_cone(dilations, output_length, taps
         found = convolve(x[:, below], kernel, d, wanted, below)
         expected = convolved(x, kernel, d)[:, wanted]
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_convolve_at_all_positions_of_any_length():
+    kernel = RANDOM.normal(size=(3, 3, 4)).astype("float32")
+    found = convolve(X, kernel, 2, None, None)
+    np.testing.assert_allclose(found, convolved(X, kernel, 2), atol=1e-5)

@@ -113,6 +113,7 @@ class OtherCell(keras.layers.LSTMCell):
     "layer",
     [
         make("gru", reset_after=False),
+        make("lstm", activation="relu"),
         make("lstm", recurrent_activation="hard_sigmoid"),
         make("rnn", dropout=0.1),
         make("gru", recurrent_dropout=0.1),

@@ -241,6 +241,20 @@ def test_rhn_sequence_of_the_authors(memory, golden, assert_close):
         assert_close(found, wanted, "gradient")
 
 
+def test_rhn_weights():
+    cell = RHNCell(7)
+    cell.build((None, 7))
+    assert cell.count_params() == 12 * 7**2 + 10 * 7
+    for bias in cell.get_weights()[-5:]:
+        np.testing.assert_array_equal(bias, [0] * 7 + [-2] * 7)
+    cell = RHNCell(5, 2, transform_bias_initializer="ones")
+    cell.build((None, 3))
+    names = ["kernel", "recurrent_kernel_1", "recurrent_kernel_2", "bias_1", "bias_2"]
+    assert [w.name for w in cell.weights] == names
+    assert [w.shape for w in cell.weights] == [(3, 10), (5, 10), (5, 10), (10,), (10,)]
+    np.testing.assert_array_equal(cell.get_weights()[-1], [0] * 5 + [1] * 5)
+
+
 # Grid-LSTM
 
 
@@ -336,6 +350,16 @@ def test_grid_lstm_masks(update, width):
     check_masks_are_possible(y, lambda *m: grid_equations(cell, x, zeros, *m)[0][..., :2])
 
 
+def test_grid_lstm_weights():
+    for depth, share in ((1, True), (3, True), (3, False)):
+        cell = GridLSTMCell(7, depth, share_depth_weights=share)
+        cell.build((None, 7))
+        assert cell.count_params() == (16 * 7**2 + 8 * 7) * (1 if share else depth)
+    assert {"depth_kernel_1", "time_recurrent_kernel_3"} < {w.name for w in cell.weights}
+    for bias in cell.get_weights()[2::3]:
+        np.testing.assert_array_equal(bias, [0] * 7 + [1] * 7 + [0] * 14)
+
+
 # StackedRNN
 
 
@@ -392,6 +416,35 @@ def test_stacked_rnn_equals_its_layers(make, sizes):
             last += keras.tree.flatten(new)
     assert_all_close(stack(x, initial_state=states), [y, *last])
     check_streaming(stack, x, initial_state=states)
+
+
+@both
+@exact
+@pytest.mark.parametrize("training", [False, True])
+def test_stacked_rnn_keeps_its_precision(training, floatx):
+    layer = made(
+        lambda: StackedRNN([keras.layers.SimpleRNN(4, **STATES), keras.layers.LSTM(3, **STATES)]),
+        (2, 5, 3),
+    )
+
+    def lstm(x, h, c, kernel, recurrent_kernel, bias):
+        i, f, g, o = np.split(x @ kernel + h @ recurrent_kernel + bias, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(c), c
+
+    x, expected = noise(2, 5, 3), []
+    kernel, recurrent_kernel, bias, *weights = layer.get_weights()
+    h, (s, c) = np.zeros((2, 4)), np.zeros((2, 2, 3))
+    for t in range(5):
+        h = np.tanh(x[:, t] @ kernel + h @ recurrent_kernel + bias)
+        s, c = lstm(h, s, c, *weights)
+        expected.append(s)
+    y = layer(x, training=training)
+    step, _ = layer.step(x[:, 0], layer.initial_cache(2))
+    tolerance = 1e-14 if floatx == "float64" else 1e-6
+    assert keras.backend.standardize_dtype(y.dtype) == floatx
+    np.testing.assert_allclose(y, np.stack(expected, axis=1), atol=tolerance)
+    np.testing.assert_allclose(step, expected[0], atol=tolerance)
 
 
 @both

@@ -149,6 +149,27 @@ def test_gradient_accumulation_clips_the_mean():
 # ASGD
 
 
+@pytest.mark.slow_elsewhere
+@pytest.mark.float64
+def test_lambd_decays_weights_and_learning_rate(assert_close):
+    lambd, alpha, lr, l2, clip, t0 = 0.25, 0.5, 0.5, 0.125, 1.0, 2
+    optimizer = ASGD(lr, lambd, alpha, t0, l2=l2, clip_norm=clip)
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=3), rng.normal(size=(6, 3)) * 2
+    w = variable(start)
+    expected, average = start, np.zeros(3)
+    rate, share = lr, 1.0
+    for step, g in enumerate(grads, start=1):
+        optimizer.apply([gradient(g)], [w])
+        g = g * min(1, clip / (np.linalg.norm(g) + 1e-6)) + l2 * expected
+        expected = expected * (1 - lambd * rate) - rate * g
+        average = expected if share == 1 else average + share * (expected - average)
+        rate = lr / (1 + lambd * lr * step) ** alpha
+        share = 1 / max(1, step - t0)
+    assert_close(ops.convert_to_tensor(w), expected, "optimizer")
+    assert_close(ops.convert_to_tensor(optimizer._averages[0]), average, "optimizer")
+
+
 def one_weight(optimizer):
     """A weight w = 0 that each step of `walk` moves to the next integer."""
     w = variable([0.0])
@@ -248,6 +269,8 @@ def test_a_keras_file_keeps_the_optimizer_and_its_state(cls, options, tmp_path):
         (Adam, {"l2": -1.0}),
         (Adam, {"clip_norm": 0.0}),
         (ASGD, {"lambd": -1.0}),
+        (ASGD, {"alpha": -0.5}),
+        (ASGD, {"t0": -1}),
         (ASGD, {"t0": 1e6}),
         (ASGD, {"use_ema": True}),
         (ASGD, {"momentum": 0.9}),

@@ -210,15 +210,22 @@ def test_parts_that_the_ablations_take_out():
 
 
 @pytest.mark.parametrize(
-    ("name", "option"),
+    ("name", "options", "message"),
     [
-        *[("tcn_jsb", "dropout_kind"), ("tcn_ptb", "initial_embedding")],
-        *[("lru_char_ptb", "variant"), ("grid_lstm_text8", "convention")],
+        ("tcn_jsb", {"dropout_kind": "some"}, "`dropout_kind` must be one of"),
+        ("tcn_jsb", {"depth": 2**63}, "`depth` must be at most 31"),
+        ("tcn_ptb", {"initial_embedding": "zero"}, "`initial_embedding` must be one of"),
+        ("trellisnet_char", {"groups": 3, "hidden_units": 99}, "that sum to `units`"),
+        ("trellisnet_ptb", {"output_units": 9}, "an embedding as wide as the hidden output"),
+        ("trellisnet_ptb", {"depth": 8, "aux_every": 9}, "`aux_every`, at most the depth"),
+        ("lstm_ptb", {"embedding_dim": 5}, "an embedding as wide as the hidden output"),
+        ("lru_char_ptb", {"variant": "full"}, "`variant` must be one of"),
+        ("grid_lstm_text8", {"convention": "mine"}, "`convention` must be one of"),
     ],
 )
-def test_wrong_choices(name, option):
-    with pytest.raises(ValueError, match=f"`{option}` must be one of"):
-        zoo.get_model(name, **{option: "mine"})
+def test_wrong_arguments(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.get_model(name, **options)
 
 
 # A step of training

@@ -122,8 +122,7 @@ class TokenStream(keras.utils.PyDataset):
         return -(-(self._end - self._first) // self.output_length)
 
     def __getitem__(self, index: int) -> Batch:
-        if not 0 <= index < len(self):
-            raise IndexError(f"The stream has batches 0 to {len(self) - 1}. Received: {index}")
+        _check_index(index, len(self))
         start = self._first + index * self.output_length
         # Positions in the row, then in the text: (1, sequence_length), (batch_size, same).
         positions = np.arange(start - self.context_length, start + self.output_length)[None]
@@ -181,9 +180,12 @@ class ExampleStream(keras.utils.PyDataset):
         return sum(-(-len(group) // self.batch_size) for group in self._groups)
 
     def __getitem__(self, index: int) -> Batch:
+        _check_index(index, len(self))
         epoch, plan = self._planned
         if epoch != self.epoch:
-            epoch, plan = self._planned = self.epoch, self._plan(self.epoch)
+            epoch = self.epoch  # once: another thread may set it
+            plan = self._plan(epoch)
+            self._planned = epoch, plan
         group, rows = plan[index]
         counts = (np.arange(self.batch_size) < len(rows)).astype("float32")
         return self._batch(group, np.resize(rows, self.batch_size), counts)
@@ -250,6 +252,11 @@ class SequenceStream(ExampleStream):
         self._weight = None if weight is None else np.asarray(weight, dtype="float32")
         _check_examples(self._x, self._y, self._weight)
         super().__init__([np.arange(len(self._x))], batch_size, seed, shuffle)
+
+    @property
+    def sequences_counted(self) -> int:
+        """Number of examples in one epoch."""
+        return len(self._x)
 
     def _batch(self, group, rows, counts):
         if self._weight is not None:
@@ -379,6 +386,11 @@ def _check_rolls(rolls):
         wrong = roll[(roll != 0) & (roll != 1)]
         if wrong.size:
             raise ValueError(f"Piano roll {i} must contain only 0 and 1. Received: {wrong.flat[0]}")
+
+
+def _check_index(index, length):
+    if not 0 <= index < length:
+        raise IndexError(f"The stream has batches 0 to {length - 1}. Received: {index}")
 
 
 def _check_tokens(tokens):

@@ -311,6 +311,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         def convolution(n, z, kernel):
             past_and_z = ops.concatenate([cache[n], z], axis=1)
             next_cache.append(past_and_z[:, time:])
+            # The first tap reads the oldest steps, from 0 on.
             seen = [past_and_z[:, start : start + time] for start in self.offsets]
             seen = ops.concatenate(seen, axis=-1)
             return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), seen.dtype)

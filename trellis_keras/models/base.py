@@ -1,5 +1,6 @@
 """Code shared by the models: backbone and head, streaming, an exact mean loss, saving."""
 
+import functools
 import io
 import os
 import pathlib
@@ -40,7 +41,6 @@ class BackboneModel(SublayersMixin, keras.Model):
         dtype = at_least_float32(self.compute_dtype)
         self._mean_loss = MeanLoss(dtype=dtype)
         self._asked_to_compile: bool | str = "auto"
-        self._stream: Callable | None = None
 
     # Training
 
@@ -246,10 +246,25 @@ class BackboneModel(SublayersMixin, keras.Model):
     def stream(self) -> Any:
         """Returns the backbone's stream, see `keras_streams.to_stream`."""
         check_built(self)
-        if self._stream is None:
-            found = to_stream(self.backbone)
-            self._stream = lambda: found  # a function, because Keras would save a layer twice
-        return self._stream()
+        return self._stream
+
+    def __dir__(self) -> list[str]:
+        # Keras reads every listed attribute when it saves or loads: these would plan the stream.
+        return [name for name in super().__dir__() if name not in ("_stream", "delay", "rate")]
+
+    @functools.cached_property
+    def _stream(self):
+        return to_stream(self.backbone)
+
+    @property
+    def delay(self) -> Any:
+        """Number of steps by which outputs are delayed, see `keras_streams.to_stream`."""
+        return getattr(self.stream(), "delay", 0)
+
+    @property
+    def rate(self) -> Any:
+        """Number of input steps per output, see `keras_streams.to_stream`."""
+        return getattr(self.stream(), "rate", 1)
 
 
 def token_ids(tokens: Tensor) -> Tensor:

@@ -493,8 +493,8 @@ class LanguageModel(TextGenerator, BackboneModel):
             lambda tokens: logits(self.hidden_prefill(tokens)[0]),
             inputs=self.vocabulary_size,
             takes_token=True,
-            delay=getattr(stream, "delay", 0),
-            rate=getattr(stream, "rate", 1),
+            delay=self.delay,
+            rate=self.rate,
             receptive_field=getattr(stream, "receptive_field", None),
         )
 

@@ -161,6 +161,9 @@ class Recipe:
         An option applies wherever it is known, to the model, its training and its data. A different
         `setting` replaces the whole training, and the arguments that it sets.
         `stateful=True` sets `context_length=0`, because the state is the context.
+
+        Raises:
+            ValueError: An unknown option, an invalid value, or inconsistent options.
         """
         setting = options.get("setting", self.setting)
         training, arguments = self.training, self.arguments
@@ -393,6 +396,16 @@ class Recipe:
 _OTHERS = {"entry", "arguments", "training"}
 _FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not in _OTHERS]
 
+_WORDING = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    dict: "a mapping",
+    tuple: "a list such as [2, 3]",
+    types.NoneType: "none",
+}
+
 
 def _checked(name, value, annotation):
     """Returns a value in the type of an annotation such as `int | None`, or raises ValueError."""
@@ -400,15 +413,16 @@ def _checked(name, value, annotation):
         return value.item() if isinstance(value, np.generic) else value
     value = json.loads(json.dumps(value, default=_plain))  # as it is read back from JSON
     is_union = isinstance(annotation, types.UnionType)
-    for kind in typing.get_args(annotation) if is_union else (annotation,):
-        kind = typing.get_origin(kind) or kind
+    kinds = typing.get_args(annotation) if is_union else (annotation,)
+    kinds = [typing.get_origin(kind) or kind for kind in kinds]
+    for kind in kinds:
         accepted = {float: (int, float), tuple: list}.get(kind, kind)
         # In Python, True and False are also integers.
         if isinstance(value, accepted) and isinstance(value, bool) == (kind is bool):
             if kind is not float or math.isfinite(value):
                 return None if value is None else kind(value)
-    wanted = inspect.formatannotation(annotation)
-    raise ValueError(f"`{name}` must be a value of type {wanted}. Received: {value!r}")
+    wording = " or ".join(_WORDING[kind] for kind in kinds)
+    raise ValueError(f"`{name}` must be {wording}. Received: {value!r}")
 
 
 def _plain(value):

@@ -11,7 +11,6 @@ tensorboard/         logs for TensorBoard
 
 import contextlib
 import functools
-import importlib.util
 import json
 import math
 import os
@@ -109,7 +108,12 @@ def epochs_done(folder: str | os.PathLike) -> int:
 
 
 def is_finished(folder: str | os.PathLike) -> bool:
-    """Returns whether the run has finished its last epoch, or was stopped by its rule."""
+    """Returns whether the run has finished its last epoch, or was stopped by its rule.
+
+    Raises:
+        FileNotFoundError: There is no run.
+        ValueError: Its recipe or its checkpoint cannot be read.
+    """
     epochs = read_recipe(folder).training.epochs
     checkpoint = latest(_path(folder, CHECKPOINTS))
     return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
@@ -172,7 +176,12 @@ def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel
     if not path.is_file():
         read_recipe(folder)
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
-    model = load_model(path)
+    try:
+        model = load_model(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{str(error).rstrip('.')}. Restore a copy of it, or train in another folder."
+        ) from error
     if not isinstance(model, kind):
         raise ValueError(f"{path} must hold a {kind.__name__}. Received: {type(model).__name__}")
     return model
@@ -219,7 +228,7 @@ def evaluate(
 def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
     """Returns inputs sampled from the whole training data, for quantization in `export`.
 
-    An array (rows, steps, channels), or tokens (rows, steps) for text; there may be fewer rows.
+    An array (rows, steps, channels), or tokens (rows, steps) for text, with at most `rows` rows.
     """
     stream = recipe.stream(recipe.load_data().train)
     places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
@@ -293,8 +302,9 @@ def train(
     >>> model = train(recipe, "runs/first")
     """
     folder = pathlib.Path(folder).expanduser()
-    if max_minutes is not None and not max_minutes > 0:
-        raise ValueError(f"`max_minutes` must be positive. Received: {max_minutes}")
+    for name, minutes in (("max_minutes", max_minutes), ("save_minutes", save_minutes)):
+        if minutes is not None and not minutes > 0:
+            raise ValueError(f"`{name}` must be positive. Received: {minutes}")
     # Before loading the data, which also takes time.
     limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
     observed = {
@@ -514,7 +524,11 @@ def _write_settings(recipe, folder):
 
 
 def _has_tensorflow():
-    return importlib.util.find_spec("tensorflow") is not None
+    try:
+        import tensorflow  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
