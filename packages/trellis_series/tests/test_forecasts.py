@@ -108,8 +108,9 @@ def test_covariates_known_in_the_future_are_read():
     assert np.abs(found["ours"] - data["y"][400:].to_numpy()).mean() < 2
     with pytest.raises(ValueError, match="holiday"):
         forecasts.predict()
-    with pytest.raises(ValueError, match="2024-01-17 20:00"):
-        forecasts.predict(X_df=ahead.drop(index=404))
+    for rows, first in ((ahead.drop(index=404), "2024-01-17 20:00"), (ahead[:0], "2024-01-17 16")):
+        with pytest.raises(ValueError, match=first):
+            forecasts.predict(X_df=rows)
     assert len(forecasts.cross_validation(data, 2)) == 48
 
 

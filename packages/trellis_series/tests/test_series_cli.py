@@ -98,10 +98,12 @@ def test_short_series_say_so(folder):
         (["load.csv", "--target", "Load", "--time", "time"], "Did you mean 'load'"),
         (["load.csv", "--target", "load", "--time", "tim"], "Did you mean 'time'"),
         (["load.csv"], "--target"),
+        (["head.csv", "--target", "load", "--time", "time"], "no rows"),
         (["load.csv", "--target", "load", "--save", "."], "exists"),
     ],
 )
 def test_mistakes_are_named_and_write_nothing(folder, arguments, message):
+    (folder / "head.csv").write_text("time,load\n")
     assert message in run(*arguments, "--output", "f.csv", fails=True)
     assert not (folder / "f.csv").exists()
 

@@ -169,6 +169,8 @@ def _split(frame, columns, file, dayfirst):
     own = [columns.id] if columns.id != Columns.id else []
     needed = [columns.time, columns.target, *own, *columns.covariates]
     check_columns(needed, frame.columns, str(file))
+    if frame.empty:
+        raise ValueError(f"{file} has no rows.")
     times = parse_times(frame[columns.time], dayfirst)
     frame = to_frame(frame.assign(**{columns.time: times}), columns)
     last = times.where(frame[columns.target].notna()).groupby(frame[columns.id]).transform("max")

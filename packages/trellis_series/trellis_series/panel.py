@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trellis_series.times import check_steps, infer_freq, parse_times, time_grid
+from trellis_series.times import check_steps, day_order, infer_freq, parse_times, time_grid
 
 _MOST_CATEGORIES = 50
 _TIME_INDEXES = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
@@ -91,7 +91,8 @@ def read_panel(
         columns: `Columns`.
         freq: Frequency of the times. Defaults to `None`, inferred from the longest series.
             Periods have their own.
-        encoding: Encoding of the covariates. Defaults to `None`, see `find_encoding`.
+        encoding: How covariates, see `find_encoding`, and times, see `day_order`, are read.
+            Defaults to `None`, found in the table.
         kind: The dtype that times must have. Defaults to `None`, any.
     """
     check_columns([columns.id, columns.time, columns.target, *columns.covariates], frame.columns)
@@ -100,7 +101,10 @@ def read_panel(
     names = frame[columns.id]
     if names.isna().any():
         raise ValueError(f"The column {columns.id!r} has missing names.")
-    times = parse_times(frame[columns.time])
+    if encoding is None:
+        encoding = find_encoding(frame, columns.covariates)
+        encoding[columns.time] = [day_order(frame[columns.time])]
+    times = parse_times(frame[columns.time], *encoding.get(columns.time, ()))
     if kind is not None and times.dtype != kind:
         raise ValueError(
             f"Times must be of the kind {kind}, as in the first table. Received: {times.dtype}"
@@ -110,7 +114,6 @@ def read_panel(
             "`freq` must be an integer if times are integers, and a string otherwise. Received: "
             f"freq={freq!r}, times of the kind {times.dtype}"
         )
-    encoding = find_encoding(frame, columns.covariates) if encoding is None else encoding
     groups = columns.future, (*columns.past, *columns.static)
     channels = [encode(frame, group, encoding) for group in groups]
     split = 1 + channels[0].shape[1]
@@ -155,7 +158,8 @@ def read_future(
     """Returns the covariates (steps, channels) by series, at the times that each needs."""
     check_columns([columns.id, columns.time, *columns.future], frame.columns, "`X_df`")
     rows = encode(frame, columns.future, encoding)
-    values = pd.DataFrame(rows, [frame[columns.id], parse_times(frame[columns.time])])
+    known = parse_times(frame[columns.time], *encoding.get(columns.time, ()))
+    values = pd.DataFrame(rows, [frame[columns.id], known])
     values = values[~values.index.duplicated()]
     found = {}
     for name, times in needed.items():
@@ -163,8 +167,9 @@ def read_future(
         wrong = np.isnan(ahead).any(axis=1)
         if wrong.any():
             raise ValueError(
-                f"`X_df` must have {', '.join(map(repr, columns.future))} of all {len(times)} "
-                f"steps of the series {name!r}. Received: no value at {times[wrong][0]}"
+                f"`X_df`, or the end of a file, must have {', '.join(map(repr, columns.future))} "
+                f"of all {len(times)} steps after the series {name!r}. Received: no value at "
+                f"{times[wrong][0]}"
             )
         found[name] = ahead
     return found

@@ -1,5 +1,6 @@
 """Times of tables: how they are written, the step by which they rise, and those that follow."""
 
+import contextlib
 import re
 import warnings
 from typing import Any
@@ -33,10 +34,10 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
     if isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype(object)
     values = values.infer_objects()
+    if values.empty or isinstance(values.dtype, pd.PeriodDtype):
+        return values
     if pd.api.types.is_numeric_dtype(values.dtype):
         return _numbers(values)
-    if isinstance(values.dtype, pd.PeriodDtype):
-        return values
     if not isinstance(values.iloc[0], str):
         return _dates(values)
     values = values.astype(str).str.strip()
@@ -48,19 +49,22 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
         return pd.Series(periods, index=values.index, name=values.name)
     if _OFFSET.search(first):
         return _dates(values, utc=True)
-    match = _AMBIGUOUS.match(first)
-    orders = [False] if dayfirst is None else [dayfirst]
-    if match and dayfirst is None:
-        orders = [True, False] if match[1] == "." else [False, True]
-    found = []
-    for order in orders:
-        try:
-            found.append(_dates(values, dayfirst=bool(match) and order))
-        except ValueError as error:
-            failed = error
-    if not found:
-        raise failed
-    return min(found, key=_unevenness)
+    if not _AMBIGUOUS.match(first):
+        return _dates(values)
+    return _dates(values, dayfirst=day_order(values) if dayfirst is None else dayfirst)
+
+
+def day_order(values: pd.Series) -> bool | None:
+    """Returns whether days precede months in strings of times, `None` where it is clear."""
+    first = values.iloc[0]
+    match = _AMBIGUOUS.match(first.strip()) if isinstance(first, str) else None
+    if match is None:
+        return None
+    found = {}
+    for order in (True, False) if match[1] == "." else (False, True):
+        with contextlib.suppress(ValueError):
+            found[order] = _unevenness(_dates(values.astype(str), dayfirst=order))
+    return min(found, key=lambda order: found[order], default=False)
 
 
 def _numbers(values):
@@ -87,8 +91,9 @@ def _dates(values, **options):
                 return pd.to_datetime(values, format=form, **options).dt.as_unit("ns")
             except (ValueError, TypeError) as error:
                 failed = error
+    reason = str(failed).partition(". You might")[0]  # pandas would have its arguments changed
     raise ValueError(
-        f"The column {values.name!r} has times that are not written alike, or none: {failed}"
+        f"The column {values.name!r} has times that are not written alike, or none: {reason}"
     )
 
 
