@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import flagship
-from benchmarks.gpu.work import operations
 from tests.support.processes import ROOT, child_environment
 from tests.support.small_runs import TINY, write_text
 from trellis_keras import zoo
@@ -23,9 +22,9 @@ def test_operations_are_those_of_the_equations():
     batch = recipe.stream(np.arange(13) % 7)[0]
     # Two taps, four blocks of gates; level 1 has no hidden part; a head for level 6 and for 4.
     full = 2 * 12 * 2 * 4 * 8 * (5 * 8 + 3) + 2 * 6 * 2 * 3 * 7
-    assert operations(model, batch, cone=False) == 6 * full
+    assert flagship.operations(model, batch, cone=False) == 6 * full
     # From the last 6 positions of level 6 down: 6, 7, ... of 12.
-    assert 0.6 < operations(model, batch) / (6 * full) < 0.9
+    assert 0.6 < flagship.operations(model, batch) / (6 * full) < 0.9
 
 
 def test_planned_epochs_fill_the_time():
