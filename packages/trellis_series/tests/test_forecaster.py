@@ -105,8 +105,7 @@ def test_offsets_of_large_and_small_gaps_are_finite():
     assert np.isfinite(history["loss"][0])
 
 
-@pytest.mark.parametrize("scale", ["data", "window"])
-@pytest.mark.parametrize("quantiles", [None, QUANTILES])
+@pytest.mark.parametrize(("scale", "quantiles"), [("data", QUANTILES), ("window", None)])
 def test_streams_equal_whole_series(scale, quantiles):
     model = forecaster(linear_window=WINDOW, scale=scale, quantiles=quantiles)
     model.head.kernel.assign(0.1 * np.random.default_rng(0).normal(size=model.head.kernel.shape))
@@ -120,11 +119,9 @@ def test_streams_equal_whole_series(scale, quantiles):
 
 
 @pytest.mark.parametrize("kind", [LRU, TrellisLayer])
-def test_any_backbone_trains_and_is_saved(kind, tmp_path):
+def test_any_backbone_is_saved(kind, tmp_path):
     backbone = kind(4, 2, return_sequences=False, seed=0)
-    model = forecaster(backbone, linear_window=WINDOW, scale="window")
-    model.compile("adam")
-    model.fit(*examples(), verbose=0)
+    model = forecaster(backbone, linear_window=WINDOW, scale="window", kernel_initializer="ones")
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     history, ahead = SERIES[:300], SERIES[300:304, 2:]

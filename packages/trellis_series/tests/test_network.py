@@ -55,9 +55,9 @@ def test_a_trained_network_is_not_trained_again(chaos):
             Forecasts(horizon, season=1, network=network).fit(table(50))
 
 
-def test_a_network_is_left_out_where_it_does_not_help():
-    noise = np.random.default_rng(0).normal(size=1_000)
-    assert fitted(pd.DataFrame({"ds": np.arange(1_000), "y": noise})).net is None
+def test_a_network_is_left_out_where_it_does_not_help(chaos):
+    noise = pd.Series(np.random.default_rng(0).normal(size=1_000))
+    assert Forecasts(HORIZON, season=1, network=chaos.net).fit(noise).net is None
 
 
 def test_files_and_streams_keep_the_network(chaos, tmp_path):
@@ -80,8 +80,7 @@ def test_files_and_streams_keep_the_network(chaos, tmp_path):
 
 def test_covariates_reach_the_network():
     rng = np.random.default_rng(0)
-    x = rng.choice([-1.0, 1.0], 1_500)
-    z = rng.choice([-1.0, 1.0], 1_500)
+    x, z = rng.choice([-1.0, 1.0], (2, 1_500))
     y = x * z + 0.1 * rng.normal(size=1_500)  # no linear map of either finds it
     data = pd.DataFrame({"ds": np.arange(1_500), "y": y, "x": x, "z": z})
     found = fitted(data[:-HORIZON], future=["x", "z"]).predict(X_df=data[-HORIZON:])

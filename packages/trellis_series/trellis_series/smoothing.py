@@ -29,6 +29,7 @@ _TRENDS = ((0, 1, 0), (0, 1, 0.5), (0, 1, 1), (0.05, 0.98, 0), (0.1, 0.9, 0), (0
 _SEASONS = (-1, 0, 0.1, 0.3)  # gamma; -1 is no season
 _LONG_SEASONS = (0.1, 0.2, 0.35, 0.6, 1)  # gamma without a level, the last one is naive
 _LEAST_LOSS = 1e-9
+_KEPT = 16  # filters after the fit
 
 
 class Bank(NamedTuple):
@@ -137,8 +138,8 @@ def rolling(
     return np.array(found), state
 
 
-def largest(filters: Bank, state: FilterState, count: int = 16) -> tuple[Bank, FilterState]:
+def largest(filters: Bank, state: FilterState) -> tuple[Bank, FilterState]:
     """Returns the filters with the largest weights, and their state."""
-    kept = np.sort(np.argsort(-likelihoods(state), kind="stable")[:count])
+    kept = np.sort(np.argsort(-likelihoods(state), kind="stable")[:_KEPT])
     parts = {name: getattr(state, name)[..., kept] for name in FilterState._fields[:4]}
     return Bank(*(parameter[kept] for parameter in filters)), state._replace(**parts)
