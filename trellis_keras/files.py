@@ -337,20 +337,13 @@ def file_checksum(path: str | os.PathLike) -> str:
         return checksum(iter(lambda: file.read(_BLOCK), b""))
 
 
-def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
-    """Decodes UTF-8.
-
-    Args:
-        content: Bytes.
-        path: The file of the content, for the error message.
-        hint: String appended to the error message.
-        start: Integer, offset of the content in the file.
-    """
+def decode(content: bytes, path: Any, hint: str = "") -> str:
+    """Decodes UTF-8. An error names the file `path` and ends with `hint`."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         message = (
             f"{path} is not UTF-8 text: the byte {content[error.start]:#04x} at offset "
-            f"{start + error.start} cannot be decoded"
+            f"{error.start} cannot be decoded"
         )
         raise ValueError(f"{message}. {hint}" if hint else message) from error

@@ -1,5 +1,6 @@
 """Text as token ids: Penn Treebank, WikiText, text8, enwik8 and others, and user files."""
 
+import codecs
 import collections
 import contextlib
 import dataclasses
@@ -342,26 +343,21 @@ def _refuse_text(path):
         raise ValueError(f"{path} has a different text: {error}") from error
 
 
-_MAX_LINE = 2**24  # bytes
+_MAX_LINE = 2**24  # characters
 
 
 def _lines(path, description):
     """Yields the text in pieces of whole lines; a newline ends its last line."""
-    start, rest = 0, b""
-    for block in read_blocks(path, description):
-        end = block.rfind(b"\n") + 1
-        if end:
-            lines = rest + block[:end]
-            yield decode(lines, path, start=start)
-            start, rest = start + len(lines), b""
-        rest += block[end:]
-        if len(rest) > _MAX_LINE:
-            raise ValueError(
-                f"{path} is not word-level text: {_MAX_LINE:,} bytes without a newline"
-            )
-    last = decode(rest, path, start=start)
-    if last.strip():
-        yield f"{last}\n"
+    rest = ""
+    with _refuse_text(path):
+        for text in codecs.iterdecode(read_blocks(path, description), "utf-8"):
+            lines, end, rest = (rest + text).rpartition("\n")
+            if end:
+                yield lines + end
+            if len(rest) > _MAX_LINE:
+                raise ValueError(f"it has {_MAX_LINE:,} characters without a newline")
+    if rest.strip():
+        yield f"{rest}\n"
 
 
 # LAMBADA
