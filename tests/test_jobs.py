@@ -1,11 +1,10 @@
 """Jobs: what a failed start leaves, what a kill leaves, and one process at a time."""
 
 import subprocess
-import sys
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import script_command
 from trellis_keras.jobs import Job, different_settings, folder_lock
 
 
@@ -86,8 +85,8 @@ with folder_lock(sys.argv[1]):
 
 
 def test_a_folder_is_locked_until_its_process_is_killed(tmp_path):
-    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    command, environment = script_command(HOLD_LOCK, tmp_path, backend="jax")
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "locked\n"
         with pytest.raises(ValueError, match=f"^{tmp_path} is in use by another process"):
             with folder_lock(tmp_path):

@@ -7,9 +7,7 @@ and zoo/README.md.
 """
 
 import itertools
-import json
 import pathlib
-import shlex
 import textwrap
 
 import typer
@@ -30,22 +28,6 @@ PAPERS = {
     "Efficiency for Sequence Modeling](https://arxiv.org/abs/1710.02254)",
 }
 _TEXTS = ("ptb", "char_ptb", "wt103", "text8", "enwik8", "lambada", "war_and_peace")
-
-# What to train next, unless it has been published: model, options of its recipe, and, for a GPU,
-# minutes (without them, the cost is computed from costs.json).
-_ALONE = {"setting": "fast", "files": "train", "decay_steps": 3769}  # one file of Penn Treebank
-_LARGE = {"setting": "fast", "hidden_units": 990}  # the published 8M parameters
-NEXT = (
-    ("lru_char_ptb", _ALONE, None),
-    ("lstm_char_ptb_lru_paper", _ALONE, None),
-    ("lstm_adding", {"setting": "fast", "forget_bias": "chrono"}, None),
-    ("gru_adding", {"setting": "fast"}, None),
-    ("rhn_char_ptb", _ALONE, None),
-    ("tcn_ptb", {"setting": "fast"}, None),
-    ("trellisnet_seq_cifar10", _LARGE, 15),
-    ("trellisnet_permuted_mnist", _LARGE, 15),
-    ("trellisnet_seq_mnist", _LARGE, 15),
-)
 
 _PAGE = pathlib.Path(__file__).with_name("results.md")
 _COLUMNS = "model metric published parameters ours parameters difference verdict training".split()
@@ -214,7 +196,6 @@ def results_page(found):
         test_time=_test_time(found),
         count=len(rest),
         long=sum((_core_seconds(value) or 0) > 10 * 86_400 for value in rest),
-        next=_next(found),
     )
 
 
@@ -227,7 +208,7 @@ def _runs_of(value, runs):
 def _row(value, one):
     theirs = [value.metric, f"{value.value:.4g}", value.parameters]
     if one is None:
-        return [_name(value), *theirs, "-", "-", "-", "-", expected(value), "-"]
+        return [_name(value), *theirs, "-", "-", "-", "-", _expected(value), "-"]
     files = one.recipe.data_options.get("files", "all")
     more = [f"files={files}"] * (files != "all") + [one.recipe.setting or ""]
     name = f"[{_name(value, *filter(None, more))}](../zoo/{one.link})"
@@ -259,61 +240,26 @@ def _rounded(value):
 # Costs
 
 
-def _next(found):
-    """Returns the table of what would be trained next."""
-    rows = []
-    for name, options, gpu_minutes in NEXT:
-        own = [one.recipe.options().items() for one in found if one.run.model == name]
-        if any(options.items() <= trained_with for trained_with in own):
-            continue
-        recipe = zoo.recipe(name, **options)
-        if gpu_minutes:
-            cost, command = f"{gpu_minutes} minutes of a GPU", _gpu_command(name, options)
-        else:
-            cost = f"{readable_time(_training_seconds(recipe))} of one core"
-            command = _command(name, options)
-        value = zoo.registry.published_value(recipe).value
-        rows.append([name, f"{value:.4g}", cost, f"`{command}`"])
-    return _table(["model", "published", "cost", "command"], rows)
-
-
-def expected(value):
+def _expected(value):
     """Returns what training the network of a published value would cost, as text."""
     seconds = _core_seconds(value)
-    return "not trained" if seconds is None else f"not trained ({readable_time(seconds)})"
+    return "not trained" if seconds is None else f"not trained ({_readable_time(seconds)})"
 
 
 def _core_seconds(value):
     """Returns the time of the paper's recipe in seconds of one core, or None if not measured."""
-    if value.source.startswith("LRU") and value.parameters == "24M":
+    cost = read_costs()["models"].get(value.model)
+    if cost is None or value.source.startswith("LRU") and value.parameters == "24M":
         return None
-    return _training_seconds(zoo.recipe(value.model))
+    return zoo.recipe(value.model).training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
 
 
-def _training_seconds(recipe):
-    """Returns the time of a recipe in seconds of one core, whatever its batch size, or None."""
-    cost = read_costs()["models"].get(recipe.name)
-    return cost and recipe.training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
-
-
-def readable_time(seconds):
+def _readable_time(seconds):
     """Returns a time as text in a suitable unit."""
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1)):
         if seconds >= 2 * length or unit == "seconds":
             value = seconds / length
             return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
-
-
-def _command(name, options):
-    words = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    return shlex.join(["trellis-keras", "train", name, *words, "--output", f"runs/{name}"])
-
-
-def _gpu_command(name, options):
-    settings = json.dumps({key: value for key, value in options.items() if key != "setting"})
-    command = ["python", "-m", "benchmarks.gpu.flagship", "train", name, "--settings", settings]
-    return shlex.join([*command, "--output", f"runs/gpu/{name}"])
 
 
 if __name__ == "__main__":
