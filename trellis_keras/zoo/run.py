@@ -534,24 +534,21 @@ def _has_tensorflow():
 def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
     """Returns a summary of a run in lines: model, data, batches, training, arithmetic."""
     training, options = recipe.training, recipe.training.options()
-    data = f"{recipe.data}: " + ", ".join(f"{k} {size:,}" for k, size in loaded.sizes.items())
+    sizes = ", ".join(f"{k} {size:,}" for k, size in loaded.sizes.items())
     if recipe.reads_text:
-        size = len(loaded.vocabulary)
-        guess = METRICS[recipe.metric](math.log(size))
-        data += (
-            f" {loaded.vocabulary.unit}s, vocabulary {size:,} "
-            f"(a uniform guess: {recipe.metric} {guess:.4g})"
-        )
-        context = f"the first {options['context_length']} of each row context"
-        batches = f"{training.batch_size} x {options['sequence_length']} tokens, "
-        batches += "carrying the state over" if recipe.stateful else context
+        size, context = len(loaded.vocabulary), options["context_length"]
+        guess = f"a uniform guess: {recipe.metric} {METRICS[recipe.metric](math.log(size)):.4g}"
+        data = f"{loaded.vocabulary.unit}s, vocabulary {size:,} ({guess})"
+        carried = "carrying the state over"
+        rest = carried if recipe.stateful else f"the first {context} of each row context"
+        batches = f"{training.batch_size} x {options['sequence_length']} tokens, {rest}"
     else:
-        data += " sequences"
+        data = "sequences"
         batches = f"{training.batch_size} sequences, in a new order in each epoch"
     chosen = ", ".join(f"{k}={v}" for k, v in recipe.arguments.items() if v not in (None, 0, ()))
     lines = [
         f"{recipe.name}: {model.count_params():,} parameters ({chosen})",
-        data,
+        f"{recipe.data}: {sizes} {data}",
         f"batches of {batches}",
         f"{options['optimizer']} {options['learning_rate']:g}, up to epoch {training.epochs}",
     ]
