@@ -114,9 +114,10 @@ def _pretrained(recipe):
             "this check.)"
         )
     path = run.folder / results.WEIGHTS
-    if file_checksum(path) != run.results.get("weights_sha256"):
+    found, expected = file_checksum(path), run.results.get("weights_sha256")
+    if found != expected:
         raise ValueError(
-            f"{path} is not the published file: its checksum differs. Reinstall the package, or "
-            "check out the file again."
+            f"{path} is not the published file: its checksum is {found}, not {expected}. Reinstall "
+            "the package, or check out the file again."
         )
     return run
