@@ -148,6 +148,13 @@ def test_update_equals_reading_everything():
     pd.testing.assert_frame_equal(updated.predict(X_df=data[400:], naive=True), expected)
 
 
+def test_update_without_values_changes_nothing(fitted, panel):
+    expected, empty = fitted.predict(), panel[-5:].assign(y=np.nan)
+    pd.testing.assert_frame_equal(fitted.update(empty).predict(), expected)
+    with pytest.raises(ValueError, match="no values"):
+        fitted.predict(empty)
+
+
 def test_update_fills_a_gap_and_fits_a_new_series():
     forecasts = Forecasts(12).fit(noisy()[:300])
     with pytest.warns(UserWarning, match="20 missing rows"):
@@ -170,6 +177,8 @@ def fitted(panel):
 
 def test_predict_may_have_another_table_and_other_levels(fitted, panel):
     pd.testing.assert_frame_equal(fitted.predict(panel), fitted.predict())
+    with pytest.raises(ValueError, match="'a'"):
+        fitted.predict(panel[:5])
     found = fitted.predict(levels=[50, 99.5])
     assert list(found)[2:] == ["ours", "ours-lo-50", "ours-hi-50", "ours-lo-99.5", "ours-hi-99.5"]
     assert (found["ours-hi-50"] < found["ours-hi-99.5"]).all()

@@ -108,8 +108,6 @@ class Ensemble(NamedTuple):
 
     def begin(self, y: np.ndarray, future: np.ndarray, past: np.ndarray) -> State:
         """Returns the state after a history (time,), NaN where a value is missing."""
-        if len(y) < self.length:
-            raise ValueError(f"A series needs {self.length} values. Received: {len(y)}")
         filled, known = fill(y, self.season) / self.scale, ~np.isnan(y)
         longest = max(each.season for each in self.filters)
         values = smoothed(filled, known, longest, first_origin(len(y), self.season, self.horizon))

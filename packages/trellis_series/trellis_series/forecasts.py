@@ -191,6 +191,8 @@ class Forecasts:
         if df is not None:
             read = {series.name: series for series in self._read(df)}
             models = {name: self._started(each, models.get(name)) for name, each in read.items()}
+            if not models:
+                raise ValueError("The table has no values.")
         times = {
             name: time_range(self.fitted_freq, each.last, periods=self.horizon + 1)[1:]
             for name, each in models.items()
@@ -202,6 +204,10 @@ class Forecasts:
         if model is None:
             fitting = self._fitting(series)
             return fitting.combine(fitting.losses())._replace(last=series.times[-1])
+        if len(series.y) < model.length:
+            raise ValueError(
+                f"The series {series.name!r} needs {model.length} steps. Received: {len(series.y)}"
+            )
         state = model.begin(series.y, series.future, series.past)
         return model._replace(state=state, last=series.times[-1])
 

@@ -93,7 +93,8 @@ def read_panel(
             Periods have their own.
         encoding: How covariates, see `find_encoding`, and times, see `day_order`, are read.
             Defaults to `None`, found in the table.
-        kind: The dtype that times must have. Defaults to `None`, any.
+        kind: The dtype that times must have, in a table after the fitted one, where series
+            without values are left out. Defaults to `None`, any.
     """
     check_columns([columns.id, columns.time, columns.target, *columns.covariates], frame.columns)
     if frame.empty:
@@ -134,8 +135,10 @@ def read_panel(
     for name, part in values.groupby("series", sort=False, observed=True):
         part = part.droplevel("series").sort_index()
         known = part.index[part[0].notna()]
-        if not len(known):
+        if not len(known) and kind is None:
             raise ValueError(f"The series {name!r} has no values. Leave it out.")
+        if not len(known):
+            continue  # nothing follows what was read before
         steps = grid[grid.get_loc(known[0]) : grid.get_loc(known[-1]) + 1]
         missing += len(steps) - len(part.loc[known[0] : known[-1]])
         check_steps(missing, len(frame), f"{missing:,} rows are missing at {freq!r}")
@@ -216,7 +219,7 @@ def numbers(values: pd.Series) -> np.ndarray:
     wrong = values[(found.isna() & values.notna()) | np.isinf(found)]
     if len(wrong):
         raise ValueError(
-            f"The column {values.name!r} must have finite numbers. Received: {wrong.iloc[0]!r}"
+            f"The column {values.name!r} must have finite numbers. Received: {wrong.tolist()[0]!r}"
         )
     return found.to_numpy()
 

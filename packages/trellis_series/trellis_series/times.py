@@ -72,7 +72,7 @@ def _numbers(values):
     is_wrong = (whole != values) | pd.api.types.is_bool_dtype(values)
     if is_wrong.any():
         raise ValueError(
-            f"Times must be dates or integers. Received: {values[is_wrong].iloc[0]!r} in the "
+            f"Times must be dates or integers. Received: {values[is_wrong].tolist()[0]!r} in the "
             f"column {values.name!r}"
         )
     form = "%Y%m%d" if (whole >= 10**7).all() else "%Y%m"
