@@ -14,17 +14,16 @@ CARD = "card.md"
 # Larger weights are not kept in the repository.
 LARGEST_WEIGHTS = 5_000_000  # bytes
 
-# Benchmarks without a training text.
-_NO_TRAINING_TEXT = {"lambada"}
 _WITH_UNKNOWN_WORDS = {"ptb", "wt2", "wt103"}
 _IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
 
 
 def card(one):
     """Returns the card of a `Description`."""
+    summary, _, _ = one.recipe.entry.function.__doc__.partition("\n\n")
     parts = [
         f"# {_plain(one.run.title)}",
-        " ".join(one.recipe.entry.function.__doc__.split("\n\n")[0].split()),
+        " ".join(summary.split()),
         _figures(one),
         _paragraph(_plain(" ".join(_sentences(one)))),
         _paragraph(_without_html(one.results["note"])),
@@ -169,7 +168,7 @@ def _use(one):
 
 def _limits(one):
     recipe, lines = one.recipe, []
-    if recipe.data in _NO_TRAINING_TEXT:
+    if recipe.data == "lambada":
         lines.append(
             "The benchmark has no training text. Results with a text other than the paper's are "
             "not comparable with the published result."

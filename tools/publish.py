@@ -90,8 +90,8 @@ def publish(
         replaced = []
         if is_published(folder) and folder.resolve() not in [path.resolve() for path in paths]:
             earlier.append(_read(folder))
-            kept = [each["test"] for each in (results, *others)]
-            replaced = [test for test in [earlier[-1]["test"]] if test not in kept]
+            if earlier[-1]["test"] not in [each["test"] for each in (results, *others)]:
+                replaced = [earlier[-1]["test"]]
         counts = [each.get("test_runs") for each in earlier]  # None if it was not recorded
         notes = [note] if note is not None else [each["note"] for each in earlier if each["note"]]
         results |= {
