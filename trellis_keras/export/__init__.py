@@ -4,7 +4,6 @@ A SavedModel contains a model's `endpoints`. The other formats are those of `ker
 """
 
 import contextlib
-import functools
 import os
 import pathlib
 from typing import Any
@@ -113,8 +112,7 @@ def export(
         is_converted = format in ("litert", "onnx")
         # The converters do not support the kernels' loops.
         with kernels.disabled() if is_converted else contextlib.nullcontext():
-            step = functools.partial(_step_of, model)
-            return write_step(model, path, format, integers, weights, overwrite, series, step)
+            return write_step(model, path, format, integers, weights, overwrite, series, _step_of)
     if overwrite:
         raise ValueError(
             "`overwrite` is only for files. A version of a SavedModel may be in use by a server: "

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,17 @@ import keras
 import numpy as np
 
 from keras_streams.c import FIXED_TOLERANCE, write_c
-from keras_streams.converted import to_litert, to_onnx
-from keras_streams.endpoints import Endpoint, graph_endpoints
+from keras_streams.endpoints import Endpoint, graph_endpoints, write_archive
 from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.wasm import write_wasm
 
+if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
+    import tensorflow as tf
+
 SUFFIXES = {"c": ".c", "wasm": ".wasm", "litert": ".tflite", "onnx": ".onnx"}
-_QUANTIZATIONS = {"c": ("int8", "int8_rings"), "litert": ("int8",)}
+_OPSET = 18  # of ONNX, from 2022, for compatibility with older runtimes
 
 
 def export(
@@ -70,6 +73,15 @@ def export(
     return write_step(model, path, format, integers, weights, overwrite)
 
 
+def _step_of(model):
+    stream = to_stream(model)
+    if not isinstance(stream, GraphStream):
+        raise ValueError(
+            f"`model` must be a model: wrap a layer in keras.Sequential. Received: {model!r}"
+        )
+    return next(endpoint for endpoint in graph_endpoints(stream) if endpoint.name == "step")
+
+
 def write_step(
     model: Any,
     path: str | os.PathLike,
@@ -78,7 +90,7 @@ def write_step(
     weights: str,
     overwrite: bool,
     series: dict[str, Any] | None = None,
-    endpoint: Callable[[], Endpoint] | None = None,
+    step_of: Callable[[Any], Endpoint] = _step_of,
 ) -> pathlib.Path:
     """Exports one step of a model; see `export`.
 
@@ -86,28 +98,28 @@ def write_step(
         model, path, format, weights, overwrite: As in `export`.
         integers: `quantization`, `representative_data` and `quantization_tolerance` of `export`.
         series: As in `write_c`.
-        endpoint: Function that returns the step for LiteRT or ONNX. Defaults to that of
-            `to_stream(model)`.
+        step_of: Function that returns the step of a model for LiteRT or ONNX. Defaults to that of
+            its stream.
     """
+    path = pathlib.Path(path).expanduser()
+    if format == "c":
+        return write_c(model, path, series, overwrite, *integers, weights)
     quantization, data, tolerance = integers
     if format not in SUFFIXES:
         formats = ", ".join(map(repr, SUFFIXES))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
-    if quantization is not None and quantization not in _QUANTIZATIONS.get(format, ()):
-        known = ", ".join(map(repr, (None, *_QUANTIZATIONS.get(format, ()))))
+    known = (None, "int8") if format == "litert" else (None,)
+    if quantization not in known:
         raise ValueError(
-            f"`quantization` must be one of {known} with format={format!r}. "
+            f"`quantization` must be one of {', '.join(map(repr, known))} with format={format!r}. "
             f"Received: quantization={quantization!r}"
         )
-    if format != "c" and (data is not None or tolerance != FIXED_TOLERANCE or weights != "code"):
+    if data is not None or tolerance != FIXED_TOLERANCE or weights != "code":
         raise ValueError(
             "`representative_data`, `quantization_tolerance` and `weights` are only for "
             f"format='c'. Received: quantization_tolerance={tolerance}, weights={weights!r} with "
             f"format={format!r}"
         )
-    path = pathlib.Path(path).expanduser()
-    if format == "c":
-        return write_c(model, path, series, overwrite, *integers, weights)
     if path.suffix != SUFFIXES[format]:
         raise ValueError(
             f"`path` must end in {SUFFIXES[format]} with format={format!r}. Received: {path}"
@@ -115,10 +127,10 @@ def write_step(
     if format == "wasm":
         return write_wasm(model, path, series, overwrite)
     _check_converted(model, format)
-    step = (endpoint or (lambda: _step_of(model)))()
+    step = step_of(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, overwrite=overwrite)
-    content = to_litert(step, quantization) if format == "litert" else to_onnx(step)
+    content = _to_litert(step, quantization) if format == "litert" else _to_onnx(step)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return path
@@ -147,10 +159,43 @@ def _check_converted(model, format):
         )
 
 
-def _step_of(model):
-    stream = to_stream(model)
-    if not isinstance(stream, GraphStream):
-        raise ValueError(
-            f"`model` must be a model: wrap a layer in keras.Sequential. Received: {model!r}"
+# TensorFlow's converters. `Model.export` would write `call`, and for LiteRT allow operations that
+# need TensorFlow at runtime.
+
+
+def _to_litert(endpoint, quantization):
+    """Returns an endpoint as the content of a LiteRT file."""
+    if not hasattr(tf, "lite"):
+        raise ImportError(
+            f"TensorFlow {tf.__version__} has no LiteRT converter: pip install tensorflow==2.21.*"
         )
-    return next(endpoint for endpoint in graph_endpoints(stream) if endpoint.name == "step")
+    with tempfile.TemporaryDirectory() as folder:
+        write_archive([endpoint], folder, rows=1)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["step"])
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if quantization is not None:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        return converter.convert()
+
+
+def _to_onnx(endpoint):
+    """Returns an endpoint as the content of an ONNX file."""
+    try:
+        import onnx
+        import tf2onnx
+    except ImportError as error:
+        raise ImportError(
+            "format='onnx' needs tf2onnx: pip install tf2onnx onnx onnxruntime"
+        ) from error
+    specs = endpoint.input_specs()
+
+    def step(*tensors):
+        outputs = endpoint.checked(**dict(zip(specs, tensors, strict=True)))
+        # In ONNX, an input and an output cannot have the same name.
+        return {f"next_{name}" if name in specs else name: outputs[name] for name in outputs}
+
+    signature = list(specs.values())
+    function = tf.function(step, input_signature=signature, autograph=False)
+    model, _ = tf2onnx.convert.from_function(function, signature, opset=_OPSET)
+    onnx.checker.check_model(model, full_check=True)  # tf2onnx skips operations unknown to it
+    return model.SerializeToString()
