@@ -17,47 +17,40 @@ class PackedCache:
     """The cache between the calls of a compiled step: one tensor (batch, size) for each dtype.
 
     Each tensor adds to the overhead of a call, and the cache of a deep network has dozens.
+
+    Args:
+        tensors: The tensors.
+        specs: Structure of the `keras.InputSpec`s of the cache.
+        key: `specs` as a string, which takes a while to make.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], layout: "_Layout"):
-        self.tensors, self.layout = tensors, layout
+    def __init__(self, tensors: Sequence[Tensor], specs: Any, key: str = ""):
+        self.tensors, self.specs, self.key = tensors, specs, key or repr(specs)
+
+    @classmethod
+    def pack(cls, cache: Cache, specs: Any = None) -> "PackedCache":
+        """Packs a cache, in the layout of its own tensors unless another is given."""
+        specs = specs or keras.tree.map_structure(
+            lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
+        )
+        rows: dict[str, list] = {}
+        leaves = zip(keras.tree.flatten(specs), keras.tree.flatten(cache), strict=True)
+        for spec, leaf in leaves:
+            row = ops.reshape(leaf, (ops.shape(leaf)[0], math.prod(spec.shape[1:])))
+            rows.setdefault(spec.dtype, []).append(row)
+        return cls([ops.concatenate(parts, axis=1) for parts in rows.values()], specs)
 
     def unpack(self) -> Cache:
         """Returns the cache in the structure that the layer's methods take."""
-        return self.layout.unpack(self.tensors)
-
-
-class _Layout:
-    """The layout of a cache's tensors in a `PackedCache`."""
-
-    def __init__(self, cache):
-        self._specs = keras.tree.map_structure(
-            lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
-        )
-        self.key = repr(self._specs)
-        self._leaves = keras.tree.flatten(self._specs)
-        self._dtypes = list(dict.fromkeys(spec.dtype for spec in self._leaves))
-
-    def pack(self, cache):
-        rows: dict[str, list] = {dtype: [] for dtype in self._dtypes}
-        for spec, leaf in zip(self._leaves, keras.tree.flatten(cache), strict=True):
-            rows[spec.dtype].append(ops.reshape(leaf, (ops.shape(leaf)[0], _size(spec))))
-        return [ops.concatenate(parts, axis=1) for parts in rows.values()]
-
-    def unpack(self, tensors):
-        packed = dict(zip(self._dtypes, tensors, strict=True))
-        starts = dict.fromkeys(self._dtypes, 0)
-        leaves = []
-        for spec in self._leaves:
+        specs, leaves = keras.tree.flatten(self.specs), []
+        starts = dict.fromkeys((spec.dtype for spec in specs), 0)
+        packed = dict(zip(starts, self.tensors, strict=True))
+        for spec in specs:
             tensor, start = packed[spec.dtype], starts[spec.dtype]
-            starts[spec.dtype] = end = start + _size(spec)
+            starts[spec.dtype] = end = start + math.prod(spec.shape[1:])
             shape = (ops.shape(tensor)[0], *spec.shape[1:])
             leaves.append(ops.reshape(tensor[:, start:end], shape))
-        return keras.tree.pack_sequence_as(self._specs, leaves)
-
-
-def _size(spec):
-    return math.prod(spec.shape[1:])
+        return keras.tree.pack_sequence_as(self.specs, leaves)
 
 
 def compiled_step(
@@ -100,11 +93,11 @@ def compiled_step(
     returns_several = keras.tree.is_nested(outputs)
     weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
 
-    def compile_for(layout):
+    def compile_for(specs):
         def step(*arguments):
-            xs, tensors = arguments[: len(flat)], arguments[len(flat) :]
-            y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), layout.unpack(tensors))
-            return [*keras.tree.flatten(y), *layout.pack(cache)]
+            xs, cache = arguments[: len(flat)], PackedCache(arguments[len(flat) :], specs)
+            y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), cache.unpack())
+            return [*keras.tree.flatten(y), *PackedCache.pack(cache, specs).tensors]
 
         def frozen_step(*arguments):
             values = map(ops.convert_to_tensor, weights)
@@ -118,15 +111,11 @@ def compiled_step(
         return compile_xla(function, [] if frozen else layer.variables)
 
     def call(x, cache):
-        if not isinstance(cache, PackedCache):
-            layout = _Layout(cache)
-            cache = PackedCache(layout.pack(cache), layout)
-        layout = cache.layout
-        if layout.key not in compiled:
-            compiled[layout.key] = compile_for(layout)
-        xs = flatten_inputs(x, inputs)
-        tensors = compiled[layout.key](*xs, *cache.tensors)
+        cache = cache if isinstance(cache, PackedCache) else PackedCache.pack(cache)
+        if cache.key not in compiled:
+            compiled[cache.key] = compile_for(cache.specs)
+        tensors = compiled[cache.key](*flatten_inputs(x, inputs), *cache.tensors)
         y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
-        return y, PackedCache(tensors[count:], layout)
+        return y, PackedCache(tensors[count:], cache.specs, cache.key)
 
     return call
