@@ -162,23 +162,25 @@ class StreamCache:
 
 
 def graph_endpoints(stream):
-    cache, signals = StreamCache(stream), stream.plan.signals
-    inputs = _names("inputs", stream.inputs, {})
-    outputs = _names("outputs", stream.graph.outputs, inputs)
+    cache, names = StreamCache(stream), _names("inputs", stream.inputs, {})
+    inputs = dict(zip(names, stream.plan.inputs, strict=True))
+    names = _names("outputs", stream.graph.outputs, inputs)
+    outputs = dict(zip(names, stream.output_signals, strict=True))
 
-    def field(signal, shape):
-        is_integer = keras.backend.is_int_dtype(signal.dtype)
-        dtype = "int32" if is_integer else at_least_float32(signal.dtype)
-        return Field(dtype, ("batch", *shape))
-
-    def whole_field(signal, time):
-        shape = list(signal.shape)
-        if signal.has_time:
-            shape.insert(signal.axis - 1, time)
-        return field(signal, shape)
+    def fields(signals, time=None):
+        """Returns the fields of a step, or those of whole sequences with a name of their time."""
+        found = {}
+        for name, signal in signals.items():
+            shape = [*([signal.block] if time is None and signal.block > 1 else []), *signal.shape]
+            if time is not None and signal.has_time:
+                shape.insert(signal.axis - 1, time)
+            is_integer = keras.backend.is_int_dtype(signal.dtype)
+            dtype = "int32" if is_integer else at_least_float32(signal.dtype)
+            found[name] = Field(dtype, ("batch", *shape))
+        return found
 
     def read(tensors):
-        xs = [ops.cast(tensors[name], signal.dtype) for name, signal in of_inputs.items()]
+        xs = [ops.cast(tensors[name], signal.dtype) for name, signal in inputs.items()]
         return keras.tree.pack_sequence_as(stream.inputs, xs)
 
     def named(y):
@@ -193,23 +195,8 @@ def graph_endpoints(stream):
         y, after = stream.step(read(tensors), cache.pack(tensors))
         return named(y) | cache.flatten(after)
 
-    of_inputs = dict(zip(inputs, stream.plan.inputs, strict=True))
-    of_outputs = {
-        name: signals[n]
-        for name, n in zip(outputs, keras.tree.flatten(stream.graph.outputs), strict=True)
-    }
-    whole = Endpoint(
-        serving_default,
-        {name: whole_field(signal, "time") for name, signal in of_inputs.items()},
-        {name: whole_field(signal, "steps") for name, signal in of_outputs.items()},
-    )
-    blocks = {name: [s.block] if s.block > 1 else [] for name, s in of_outputs.items()}
-    one = Endpoint(
-        step,
-        {name: field(s, s.shape) for name, s in of_inputs.items()} | cache.fields,
-        {name: field(s, (*blocks[name], *s.shape)) for name, s in of_outputs.items()}
-        | cache.fields,
-    )
+    whole = Endpoint(serving_default, fields(inputs, "time"), fields(outputs, "steps"))
+    one = Endpoint(step, fields(inputs) | cache.fields, fields(outputs) | cache.fields)
     return [whole, cache.endpoint(), one]
 
 

@@ -1,6 +1,7 @@
 """A stream as exporters write it."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -112,11 +113,9 @@ def _of_graph(stream):
     is_embedded = {type(layer) for layer in readers} == {keras.layers.Embedding}
     is_output = 0 in keras.tree.flatten(graph.outputs)
     takes_token = is_embedded and not is_output and len(signals) == 1 and signals[0].shape == ()
-    if takes_token:
-        inputs = min(layer.input_dim for layer in readers)
-    elif all(keras.backend.is_float_dtype(signal.dtype) for signal in signals):
-        inputs = sum(math.prod(signal.shape) for signal in signals)
-    else:
+    ends = np.cumsum([math.prod(signal.shape) for signal in signals])
+    inputs = min(layer.input_dim for layer in readers) if takes_token else int(ends[-1])
+    if not takes_token and not all(keras.backend.is_float_dtype(s.dtype) for s in signals):
         received = {x.name: (x.dtype, tuple(x.shape)) for x in keras.tree.flatten(graph.inputs)}
         raise ValueError(
             f"{stream.name} cannot be exported: a step in C takes floats, or one token that only "
@@ -124,22 +123,16 @@ def _of_graph(stream):
         )
 
     def whole(x):
-        start, xs = 0, []
-        for signal in signals:
-            size = math.prod(signal.shape)
-            part = x if takes_token else x[..., start : start + size]
-            part = ops.reshape(part, (*ops.shape(x)[:2], *signal.shape))
-            xs.append(part[:, 0] if signal.is_static else part)
-            start += size
+        xs = [x] if takes_token else [x[..., a:b] for a, b in itertools.pairwise([0, *ends])]
+        for n, signal in enumerate(signals):
+            xs[n] = ops.reshape(xs[n], (*ops.shape(x)[:2], *signal.shape))
+            xs[n] = xs[n][:, 0] if signal.is_static else xs[n]
         return stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))[0]
 
     def example(rng, steps):
-        parts = [
-            rng.normal(size=(1 if signal.is_static else steps, math.prod(signal.shape)))
-            for signal in signals
-        ]
-        x = np.concatenate([np.broadcast_to(x, (steps, x.shape[1])) for x in parts], axis=1)
-        return x.astype(stream.compute_dtype)
+        x = rng.normal(size=(steps, inputs)).astype(stream.compute_dtype)
+        sizes = np.diff(ends, prepend=0)
+        return np.where(np.repeat([signal.is_static for signal in signals], sizes), x[:1], x)
 
     symbols = [keras.KerasTensor((1, *signal.shape), signal.dtype) for signal in signals]
     return ExportedStream(
