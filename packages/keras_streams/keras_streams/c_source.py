@@ -506,7 +506,8 @@ class Printer:
         stack_bytes = self.bytes_of_sums(widest)
         in_file = {n: a for n, (kind, a) in self.arrays.items() if self.is_in_file(kind)}
         has_counts = any(
-            b.data is not None and b.data.dtype.kind == "i" for b in self.program.states
+            op.name == "Divide" and self.program.owner(int(op.args[1].flat[0])).dtype == "int64"
+            for op in self.program.ops
         )
         texts = [
             f'#include "{self.prefix}.h"',

@@ -17,7 +17,6 @@ from keras_streams.protocol import all_layers, has_protocol
 from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
 
-Weights = Callable[[], Tensor]
 # Layers of Keras that are taken as the operations of their `call`, too.
 _OF_OPERATIONS = (
     *(keras.layers.ZeroPadding1D, keras.layers.ZeroPadding2D, keras.layers.ZeroPadding3D),
@@ -46,28 +45,36 @@ class Call:
 
     Attributes:
         operation: The layer or operation.
-        inputs, outputs: Lists of numbers of tensors.
-        tensors: List of the symbolic inputs.
-        specs: List of the symbolic outputs.
         arguments: The positional and the named arguments, with symbolic tensors.
-        weights: Functions that compute the other symbolic tensors, which depend on weights alone,
-            by their ids.
+        sources: Dict from the id of a symbolic tensor to its number in the graph, or to a function
+            that computes it from weights alone.
+        specs: List of the symbolic outputs.
         model: Path of the model that makes the call.
+        outputs: List of the numbers of the outputs.
         place: Its place in the graph, for error messages.
         axes, output_axes: Lists of the time axes of the inputs and outputs, where it is not 1.
     """
 
     operation: Any
-    inputs: list[int]
-    outputs: list[int]
-    tensors: list[keras.KerasTensor]
-    specs: list[keras.KerasTensor]
     arguments: tuple[Sequence, dict[str, Any]]
-    weights: dict[int, Weights]
+    sources: dict[int, Any]
+    specs: list[keras.KerasTensor]
     model: str
+    outputs: list[int] = dataclasses.field(default_factory=list)
     place: str = ""
     axes: Sequence[int] = ()
     output_axes: Sequence[int] = ()
+
+    @property
+    def tensors(self) -> list[keras.KerasTensor]:
+        """The symbolic inputs."""
+        leaves = keras.tree.flatten(self.arguments)
+        return [x for x in leaves if isinstance(self.sources.get(id(x)), int)]
+
+    @property
+    def inputs(self) -> list[int]:
+        """The numbers of the inputs."""
+        return [self.sources[id(x)] for x in self.tensors]
 
     @property
     def given(self) -> list:
@@ -84,28 +91,30 @@ class Call:
         """Returns the outputs of the operation for a list of inputs as in the model."""
         if isinstance(self.operation, Add) and len(values) == 2:
             # On TensorFlow `ops.add` takes (n, 1, 1) as a bias of n channels (Keras 3.15).
-            return [ops.subtract(values[0], ops.negative(values[1]))]
+            a, b = (ops.cast(x, self.specs[0].dtype) for x in values)
+            return [a + b]
         known = dict(zip(map(id, self.tensors), values, strict=True))
-        known |= {key: compute() for key, compute in self.weights.items()}
-        arguments, named = keras.tree.map_structure(
-            lambda x: known[id(x)] if id(x) in known else x, self.arguments
-        )
-        if values and isinstance(
-            self.operation, _CONCATENATES
-        ):  # they do not broadcast what has one row
+
+        def value(x):
+            return known[id(x)] if id(x) in known else self.computed(x)
+
+        arguments, named = keras.tree.map_structure(value, self.arguments)
+        if values and isinstance(self.operation, _CONCATENATES):  # no part of one row is broadcast
             parts, *others = arguments
             rows = ops.shape(values[0])[0]
-            arguments = [
-                [x if x.shape[0] != 1 else ops.repeat(x, rows, axis=0) for x in parts],
-                *others,
-            ]
+            parts = [x if x.shape[0] != 1 else ops.repeat(x, rows, axis=0) for x in parts]
+            arguments = [parts, *others]
         return keras.tree.flatten(self.operation(*arguments, **named))
 
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """Returns an argument that is no input: a number, or a tensor."""
+    def computed(self, x: Any) -> Any:
+        """Returns an argument that is no input: a number, or a tensor computed from weights."""
+        source = self.sources.get(id(x))
+        return source() if callable(source) else x
+
+    def argument(self, position: int, name: str) -> Any:
+        """Returns the value of an argument that is no input, or `None`."""
         arguments, named = self.arguments
-        value = arguments[position] if position < len(arguments) else named.get(name, default)
-        return self.weights[id(value)]() if id(value) in self.weights else value
+        return self.computed(arguments[position] if position < len(arguments) else named.get(name))
 
     @property
     def is_of_keras(self) -> bool:
@@ -116,57 +125,70 @@ class Call:
     def with_input(self, leaf: Any, number: int, tensor: keras.KerasTensor) -> "Call":
         """Returns the call with a tensor of the graph in place of an argument."""
         arguments = keras.tree.map_structure(lambda x: tensor if x is leaf else x, self.arguments)
-        return dataclasses.replace(
-            self,
-            inputs=[*self.inputs, number],
-            tensors=[*self.tensors, tensor],
-            arguments=arguments,
-            weights={key: value for key, value in self.weights.items() if key != id(leaf)},
-        )
+        sources = {**self.sources, id(tensor): number}
+        return dataclasses.replace(self, arguments=arguments, sources=sources)
 
-    def with_weights(self, known: dict[int, Weights]) -> "Call":
-        """Returns the call with those of its inputs that are known as weights."""
-        pairs = list(zip(self.inputs, self.tensors, strict=True))
-        others = [pair for pair in pairs if pair[0] not in known]
-        return dataclasses.replace(
-            self,
-            inputs=[n for n, _ in others],
-            tensors=[x for _, x in others],
-            weights=self.weights | {id(x): known[n] for n, x in pairs if n in known},
-        )
+    def with_sources(self, change: Callable[[Any], Any]) -> "Call":
+        """Returns the call with a function of the source of each of its tensors."""
+        sources = {id(x): change(self.sources[id(x)]) for x in self.tensors}
+        return dataclasses.replace(self, sources=self.sources | sources)
 
     def without_mask(self) -> "Call":
         """Returns the call without its argument `mask`."""
         args, named = self.arguments
-        masks = {id(x) for x in keras.tree.flatten(named.get("mask"))}
-        kept = [i for i, x in enumerate(self.tensors) if id(x) not in masks]
-        return dataclasses.replace(
-            self,
-            inputs=[self.inputs[i] for i in kept],
-            tensors=[self.tensors[i] for i in kept],
-            arguments=(args, {**named, "mask": None} if "mask" in named else named),
-        )
+        named = {name: x for name, x in named.items() if name != "mask"}
+        return dataclasses.replace(self, arguments=(args, named))
 
     def refusal(self, reason: str) -> DoesNotStream:
         """Returns the error for an operation that does not stream."""
         return DoesNotStream(f"{self.place} does not stream: {reason}", self)
 
 
-@dataclasses.dataclass
 class Graph:
     """The calls of a model, each after those that it depends on.
+
+    Args:
+        model: Built functional model, `keras.Sequential` or layer.
+        traced: Whether layers that are not Keras' own become the operations of their `call`, where
+            it can be traced with symbolic tensors.
+        length: Number of steps for layers that cannot be traced with an unknown one, or `None`.
 
     Attributes:
         name: Name of the model.
         inputs: Structure of the symbolic inputs, whose numbers are 0, 1, ...
         outputs: Structure of the numbers of the outputs.
         calls: List of `Call`s.
+
+    Raises:
+        ValueError: If a layer was built for several inputs; wrap it in a model first.
     """
 
-    name: str
-    inputs: Any
-    outputs: Any
-    calls: list[Call]
+    def __init__(self, model: keras.Layer, traced: bool = True, length: int | None = None):
+        functional = functional_of(model) or _function_of(model)
+        self.name, self._traces, self._length = model.name, traced, length
+        self._numbers: Iterator[int] = itertools.count()
+        self.calls: list[Call] = []
+        numbers = [next(self._numbers) for _ in functional.inputs]
+        outputs = self._add(functional, numbers, model.name)
+        if any(map(callable, outputs)):
+            raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
+        self.inputs = functional._inputs_struct
+        self.outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
+        needed, calls = set(outputs), self.calls
+        self.calls = []
+        for call in reversed(calls):
+            if needed & {*call.outputs}:
+                needed |= {*call.inputs}
+                self.calls.insert(0, call)
+        for i, call in enumerate(self.calls, 1):
+            operation = call.operation
+            call.place = f"{operation.name} ({type(operation).__name__})"
+            if operation is not model:
+                call.place += f", operation {i} of {len(self.calls)}, in {call.model},"
+            if isinstance(operation, keras.layers.SpectralNormalization):
+                # In inference it is its layer, unless it rounds an embedding to tokens' dtype.
+                if not isinstance(operation.layer, keras.layers.Embedding):
+                    call.operation = operation.layer
 
     def takes_tokens(self, n: int) -> bool:
         """Returns whether an input consists of tokens."""
@@ -174,47 +196,60 @@ class Graph:
         is_int = keras.backend.is_int_dtype(keras.tree.flatten(self.inputs)[n].dtype)
         return is_int or any(isinstance(reader, keras.layers.Embedding) for reader in readers)
 
+    def _add(self, functional, inputs, path):
+        """Adds the calls of a functional model.
 
-def graph_of(model: keras.Layer, traced: bool = True, length: int | None = None) -> Graph:
-    """Returns the graph of a built functional model, `keras.Sequential` or layer.
+        It takes and returns the sources of its inputs and outputs, as `Call.sources` has them.
+        """
+        known = dict(zip(map(id, functional.inputs), inputs, strict=True))
+        # As in `keras.Function`, from the deepest nodes to the outputs.
+        by_depth = functional._nodes_by_depth
+        nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+        for node in nodes:
+            if node.is_input or any(id(x) not in known for x in node.input_tensors):
+                continue
+            operation = node.operation
+            inner = functional_of(operation)
+            given = None if inner is None else _given(inner, node)
+            if given is not None:
+                inputs = [known[id(x)] for x in given]
+            else:
+                arguments = node.arguments.args, node.arguments.kwargs
+                sources = {id(x): known[id(x)] for x in node.input_tensors}
+                call = Call(operation, arguments, sources, node.outputs, path)
+                inner, values = self._traced(call)
+                inputs = [*(known[id(x)] for x in node.input_tensors), *values]
+            if inner is not None:
+                outputs = self._add(inner, inputs, f"{path}/{operation.name}")
+            elif call.inputs:
+                call.outputs = outputs = [next(self._numbers) for _ in node.outputs]
+                self.calls.append(call)
+            else:
+                outputs = [lambda c=call, i=i: c.of_model([])[i] for i in range(len(node.outputs))]
+            known.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [known[id(x)] for x in functional.outputs]
 
-    Args:
-        model: The model.
-        traced: Whether layers that are not Keras' own become the operations of their `call`, where
-            it can be traced with symbolic tensors.
-        length: Number of steps for layers that cannot be traced with an unknown one, or `None`.
+    def _traced(self, call):
+        """Returns the `Function` of the operations of a layer's `call`, or `None`.
 
-    Raises:
-        ValueError: If a layer was built for several inputs; wrap it in a model first.
-    """
-    functional, walk = functional_of(model) or _function_of(model), _Walk(traced, length)
-    inputs: list = [next(walk.numbers) for _ in functional.inputs]
-    outputs = walk.add(functional, inputs, model.name)
-    if any(map(callable, outputs)):
-        raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
-    outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
-    graph = Graph(model.name, functional._inputs_struct, outputs, walk.calls)
-    _remove_unused(graph)
-    for i, call in enumerate(graph.calls, 1):
-        operation = call.operation
-        call.place = f"{operation.name} ({type(operation).__name__})"
-        if operation is not model:
-            call.place += f", operation {i} of {len(graph.calls)}, in {call.model},"
-        if isinstance(operation, keras.layers.SpectralNormalization):
-            # In inference it is its layer, unless it rounds an embedding to the dtype of tokens.
-            if not isinstance(operation.layer, keras.layers.Embedding):
-                call.operation = operation.layer
-    return graph
-
-
-def _remove_unused(graph):
-    """Removes the calls that no output depends on."""
-    needed, kept = set(keras.tree.flatten(graph.outputs)), []
-    for call in reversed(graph.calls):
-        if needed & {*call.outputs}:
-            needed |= {*call.inputs}
-            kept.append(call)
-    graph.calls[:] = reversed(kept)
+        Its inputs are those of the call, then the layer's weights and constants, of which it
+        returns the functions, too.
+        """
+        layer = call.operation
+        is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
+        is_wrapper = isinstance(layer, keras.layers.Wrapper) and _is_in_keras(layer)
+        if not (is_own and self._traces or isinstance(layer, _OF_OPERATIONS)) or (
+            call.arguments[1].get("training") or has_protocol(layer) or is_wrapper
+        ):
+            return None, []
+        layers = all_layers(layer)
+        dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
+        if (len(dtypes) > 1 and layer.variables) or not all(x.built for x in layers):
+            return None, []
+        function, values = _traced(call, layers, None)
+        if function is None and self._length is not None:
+            function, values = _traced(call, layers, self._length)
+        return function, values
 
 
 def functional_of(model: keras.Layer) -> Functional | None:
@@ -245,88 +280,6 @@ def _function_of(layer):
     function = Function(x, layer(x))
     del layer._inbound_nodes[calls:]
     return function
-
-
-class _Walk:
-    """Collects the calls of a model.
-
-    Attributes:
-        numbers: Iterator of the numbers of tensors.
-        calls: List of `Call`s.
-    """
-
-    def __init__(self, traces: bool, length: int | None):
-        self._traces, self._length = traces, length
-        self.numbers: Iterator[int] = itertools.count()
-        self.calls: list[Call] = []
-
-    def add(self, functional: Functional, inputs: list, path: str) -> list:
-        """Adds the calls of a functional model.
-
-        Args:
-            functional: The model.
-            inputs: The numbers of its inputs, or functions that compute them from weights.
-            path: Path of the model.
-
-        Returns:
-            The numbers of its outputs, or functions that compute them from weights.
-        """
-        known = dict(zip(map(id, functional.inputs), inputs, strict=True))
-        # As in `keras.Function`, from the deepest nodes to the outputs.
-        by_depth = functional._nodes_by_depth
-        nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-        for node in nodes:
-            if node.is_input or any(id(x) not in known for x in node.input_tensors):
-                continue
-            operation = node.operation
-            inner = functional_of(operation)
-            given = None if inner is None else _given(inner, node)
-            if given is not None:
-                inputs = [known[id(x)] for x in given]
-            else:
-                arguments = node.arguments.args, node.arguments.kwargs
-                tensors = [x for x in node.input_tensors if isinstance(known[id(x)], int)]
-                weights = {
-                    id(x): known[id(x)] for x in node.input_tensors if callable(known[id(x)])
-                }
-                numbers: list = [known[id(x)] for x in tensors]
-                call = Call(operation, numbers, [], tensors, node.outputs, arguments, weights, path)
-                inner, values = self.traced(call)
-                inputs = [*(known[id(x)] for x in node.input_tensors), *values]
-            if inner is not None:
-                outputs = self.add(inner, inputs, f"{path}/{operation.name}")
-            elif call.inputs:
-                call.outputs = outputs = [next(self.numbers) for _ in node.outputs]
-                self.calls.append(call)
-            else:
-                outputs = [lambda c=call, i=i: c.of_model([])[i] for i in range(len(node.outputs))]
-            known.update(zip(map(id, node.outputs), outputs, strict=True))
-        return [known[id(x)] for x in functional.outputs]
-
-    def traced(self, call: Call) -> tuple[Function | None, list[Weights]]:
-        """Returns the `Function` of the operations of a layer's `call`, or `None`.
-
-        Its inputs are those of the call, then the layer's weights and constants, of which it
-        returns the functions, too.
-        """
-        layer = call.operation
-        is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
-        if not (is_own and self._traces or isinstance(layer, _OF_OPERATIONS)):
-            return None, []
-        if call.arguments[1].get("training"):
-            return None, []
-        is_wrapper = isinstance(layer, keras.layers.Wrapper) and _is_in_keras(layer)
-        if has_protocol(layer) or is_wrapper:
-            return None, []
-        layers = all_layers(layer)
-        dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
-        if (len(dtypes) > 1 and layer.variables) or not all(x.built for x in layers):
-            return None, []
-        for length in dict.fromkeys([None, self._length]):
-            function, values = _traced(call, layers, length)
-            if function is not None:
-                break
-        return function, values
 
 
 def _traced(call, layers, length):

@@ -1,6 +1,7 @@
 """Keras models as streams: `to_stream`."""
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from keras_streams.graph import (
     Graph,
     from_axis,
     functional_of,
-    graph_of,
     to_axis,
 )
 from keras_streams.parts import (
@@ -25,7 +25,6 @@ from keras_streams.parts import (
     Part,
     Signal,
     Table,
-    run_part,
     select,
 )
 from keras_streams.proof import Proof, prove
@@ -89,18 +88,18 @@ def to_stream(
         window: Positive integer, the number of steps that the model was trained on. At each step
             the outputs are then those of the model for the last `window` steps; with strides, at
             each step that has an output. The model may end with a `Flatten` or any other layer that
-            joins all steps; the layers before it may not pad. Sums, means and maxima of a window
-            have a constant cost; other layers from the first that joins steps on are computed anew
-            for each window. Defaults to `None`: outputs without a time axis cover all steps so far.
+            joins all steps, which is computed anew for each window (sums, means and maxima have a
+            constant cost); the layers before it may not pad. Defaults to `None`: outputs without a
+            time axis cover all steps so far.
         ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
             the stream never gets padding. Defaults to `False`: they are errors.
         max_context: Positive integer, the number of steps that causal attention keeps,
             `MultiHeadAttention` called with `use_causal_mask=True`, and that embeddings of
-            positions have. A longer stream has outputs of NaN after them, unless the layers have a
-            sliding window. Defaults to `None`: the length of the model's inputs.
+            positions have. Later outputs are NaN, unless the layers have a sliding window. Defaults
+            to `None`: the length of the model's inputs.
         example: Arrays (batch, time, channels) with the structure of the model's inputs, on which
-            the stream is compared with the model. Defaults to `None`, random numbers. Give data
-            where random numbers have no outputs: for a logarithm of counts, for instance.
+            the stream is compared with the model, where random numbers have no outputs: for a
+            logarithm of counts, for instance. Defaults to `None`, random numbers.
 
     Returns:
         An object with `initial_cache`, `step`, `prefill`, and the attributes `delay`, `rate` and
@@ -173,25 +172,19 @@ class GraphStream(StreamingMixin):
     def __init__(self, model: keras.Layer, options: Options, traced: bool):
         self.model, self.name, self.options = model, model.name, options
         self.compute_dtype = model.compute_dtype
-        self.graph = graph_of(model, traced, options.max_context)
+        self.graph = Graph(model, traced, options.max_context)
         self.inputs = self.graph.inputs  # a structure of symbolic tensors
         if options.ignore_masks:
             self.graph.calls = [call.without_mask() for call in self.graph.calls]
         self.time_axes = _time_axes(self.graph, options.time_axis)
-        self.length = known_length(self.graph, self.time_axes)
-        if options.window is not None and self.length not in (None, options.window):
-            raise ValueError(
-                f"`window` must be the length of the model's inputs, {self.length}, if they have "
-                f"one. Received: window={options.window}"
-            )
-        self.length = options.window or self.length
+        self.length = _known_length(self.graph, self.time_axes, options.window)
         self.plan = self.plan_for(self.length)
-        self.graph = dataclasses.replace(self.graph, outputs=self.plan.outputs)
+        self.graph.outputs = self.plan.outputs
         signals, outputs = self.plan.signals, self.graph.outputs
         self.output_signals = [signals[n] for n in keras.tree.flatten(outputs)]
         self.is_clocked = any(s.offset > 0 or s.period > 1 for s in signals.values())
         self.delay = keras.tree.map_structure(lambda n: signals[n].offset, outputs)
-        self.rate = keras.tree.map_structure(lambda n: _whole(signals[n].period), outputs)
+        self.rate = keras.tree.map_structure(lambda n: _number(signals[n].period), outputs)
         for signal in self.output_signals:
             if self.is_clocked and not keras.backend.is_float_dtype(signal.dtype):
                 raise ValueError(
@@ -239,16 +232,12 @@ class GraphStream(StreamingMixin):
         If some steps have no samples, the last item counts the steps, (batch, 1).
         """
         check_start(self, batch_size)
-        states = [p.part.initial_state(batch_size) for p in self.plan.parts if p.part.keeps]
+        states = [part.initial_state(batch_size) for part in self.plan.parts if part.keeps]
         if self.plan.first_offset < 0:  # the padding before the first step
-            xs = [
-                ops.zeros((batch_size, 0, *signal.shape), dtype=signal.dtype)
-                for signal in self.plan.inputs
-            ]
+            xs = [ops.zeros((batch_size, 0, *s.shape), dtype=s.dtype) for s in self.plan.inputs]
             _, states = self._run(xs, states, self.plan.first_offset, 0)
         if self.is_clocked:
-            # Of the states' usual dtype: one tensor of a `PackedCache` holds both.
-            states.append(ops.zeros((batch_size, 1), dtype="float32"))
+            states.append(ops.zeros((batch_size, 1), dtype="int32"))
         return states
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -256,9 +245,7 @@ class GraphStream(StreamingMixin):
         self._check_cache(cache, xs[0])
         *states, tick = cache if self.is_clocked else [*cache, None]
         active = self._active(tick)
-        values, states = self._each(
-            xs, states, lambda part, xs, state: part.advance(xs, state, active)
-        )
+        values, states = self._each(xs, states, lambda part, *given: part.advance(*given, active))
         if self.is_clocked:
             states.append(self._wrapped(tick + 1))
 
@@ -276,68 +263,56 @@ class GraphStream(StreamingMixin):
         xs = self._read(x, steps=None)
         if self.is_clocked and cache is not None:  # the rows may be at different steps
             return step_through(self, keras.tree.pack_sequence_as(self.inputs, xs), cache)
-        rows, steps = ops.shape(xs[self._clock])[:2]
+        rows, steps = ops.shape(xs[0])[:2]
         states = self.initial_cache(rows) if cache is None else cache
         self._check_cache(states, xs[0])
         states = states[:-1] if self.is_clocked else states
         values, states = self._run(xs, states, 0, steps)
         if self.is_clocked:
-            tick = ops.cast(self._wrapped(steps), "float32")
-            states.append(ops.full((rows, 1), tick, dtype="float32"))
-        return keras.tree.map_structure(
-            lambda n: self._at_steps(n, values[n], steps), self.graph.outputs
-        ), states
+            states.append(ops.full((rows, 1), self._wrapped(steps), dtype="int32"))
 
-    def _at_steps(self, n, y, steps):
-        """Returns the samples of an output at each step, NaN where none are due."""
-        signal = self.plan.signals[n]
-        if signal.block > 1:
-            y = ops.reshape(y, (-1, ops.shape(y)[1] // signal.block, signal.block, *signal.shape))
-        if not self.is_clocked:
-            return y
-        step = ops.arange(steps) - signal.offset
-        due = (step >= 0) & (step % signal.pause == 0)
-        first = signal.before(0)
-        row = ops.where(due, step // signal.pause - first + 1, 0)
-        shape = [ops.shape(y)[0], 1, *y.shape[2:]]
-        nothing = ops.full(shape, math.nan, dtype=y.dtype)
-        return ops.take(ops.concatenate([nothing, y], axis=1), row, axis=1)
+        def output(n):
+            """Returns the samples at each step, NaN where none are due."""
+            signal, y = self.plan.signals[n], values[n]
+            if signal.block > 1:
+                counts = ops.shape(y)[1] // signal.block, signal.block
+                y = ops.reshape(y, (-1, *counts, *signal.shape))
+            if not self.is_clocked:
+                return y
+            step = ops.arange(steps) - signal.offset
+            due = (step >= 0) & (step % signal.pause == 0)
+            row = ops.where(due, step // signal.pause - signal.before(0) + 1, 0)
+            nothing = ops.full([ops.shape(y)[0], 1, *y.shape[2:]], math.nan, dtype=y.dtype)
+            return ops.take(ops.concatenate([nothing, y], axis=1), row, axis=1)
+
+        return keras.tree.map_structure(output, self.graph.outputs), states
 
     def _run(self, xs, states, begin, end):
         """Returns the samples of all tensors from `begin` to before `end`, and the states."""
-        return self._each(xs, states, lambda part, xs, state: run_part(part, xs, state, begin, end))
+        return self._each(xs, states, lambda part, *given: part.run_any(*given, begin, end))
 
     def _each(self, xs, states, function):
         values, states, after = dict(enumerate(xs)), iter(states), []
         for planned in self.plan.parts:
-            state = next(states) if planned.part.keeps else None
-            inputs = [values[n] for n in planned.inputs]
+            state = next(states) if planned.keeps else None
             # As within the model: at the outermost level TensorFlow takes fewer names of layers.
             with keras.name_scope("stream"):
-                outputs, state = function(planned.part, inputs, state)
-            values.update(zip(planned.outputs, outputs, strict=True))
-            if planned.part.keeps:
+                outputs, state = function(planned, [values[n] for n in planned.reads], state)
+            values.update(zip(planned.writes, outputs, strict=True))
+            if planned.keeps:
                 after.append(state)
         return values, after
 
     def _active(self, tick):
-        """Returns a function that says whether a signal has samples at a step.
+        """Returns a function that says whether a signal has samples at a step (batch, 1)."""
 
-        Args:
-            tick: Tensor (batch, 1), or None for a step at which all signals do.
-        """
-        if tick is None:
-            return lambda signal: True
-        known = {}
+        @functools.cache
+        def is_active(offset, pause):
+            return (tick >= offset) & ops.equal(ops.mod(tick - offset, pause), 0)
 
         def active(signal):
-            offset, pause = signal.offset, signal.pause
-            if offset <= 0 and pause == 1:
-                return True
-            if (offset, pause) not in known:
-                is_due = ops.equal(ops.mod(tick - offset, pause), 0)
-                known[offset, pause] = (tick >= offset) & is_due
-            return known[offset, pause]
+            always = signal.offset <= 0 and signal.pause == 1
+            return always or is_active(signal.offset, signal.pause)
 
         return active
 
@@ -348,37 +323,23 @@ class GraphStream(StreamingMixin):
 
     def _read(self, x, steps):
         """Returns the inputs as samples (batch, steps, ...), of one step or of several."""
-        xs, samples = flatten_inputs(x, self.inputs), []
-        for value, signal in zip(xs, self.plan.inputs, strict=True):
+        samples, signals = [], self.plan.inputs
+        for value, signal in zip(flatten_inputs(x, self.inputs), signals, strict=True):
             value = ops.cast(value, signal.dtype)
             has_time = not (steps or signal.is_static)
             check_shape("x", value, (None, *([None] if has_time else []), *signal.shape))
             samples.append(value if has_time else value[:, None])
-        for n, signal in enumerate(self.plan.inputs):
-            if signal.is_static and not steps:
-                samples[n] = ops.repeat(samples[n], ops.shape(samples[self._clock])[1], axis=1)
-        return samples
-
-    @property
-    def _clock(self):
-        """The number of the first input with a time axis."""
-        return next(n for n, signal in enumerate(self.plan.inputs) if not signal.is_static)
+        if steps:
+            return samples
+        pairs = list(zip(samples, signals, strict=True))
+        steps = next(ops.shape(x)[1] for x, s in pairs if not s.is_static)
+        return [ops.repeat(x, steps, axis=1) if s.is_static else x for x, s in pairs]
 
     def _check_cache(self, cache, x):
         if self._shapes:
             rows = x.shape[0]
             expected = keras.tree.map_shape_structure(lambda s: [rows, *s[1:]], self._shapes)
             check_cache(self, cache, expected)
-
-
-@dataclasses.dataclass
-class Planned:
-    """A part, its inputs and outputs in the graph, and its call, None for a delay."""
-
-    part: Part
-    call: Call | None
-    inputs: list[int]
-    outputs: list[int]
 
 
 class Plan:
@@ -392,7 +353,7 @@ class Plan:
     Attributes:
         inputs: List of the `Signal`s of the inputs.
         signals: Dict of the `Signal`s of all tensors.
-        parts: List of `Planned` parts.
+        parts: List of `Part`s, in order.
         first_offset, last_offset: Earliest (at most 0) and latest (at least 0) step at which the
             first sample of a tensor comes.
         cycle: Number of steps after which the pattern of samples repeats.
@@ -410,17 +371,16 @@ class Plan:
             for tensor, axis in zip(tensors, axes, strict=True)
         ]
         self.signals = dict(enumerate(self.inputs))
-        self.parts: list[Planned] = []
+        self.parts: list[Part] = []
         self.uneven: Call | None = None
         self._options = options
-        # By tensor: its delay, its window, the first steps that it slices to make zeros or ones of
+        # By tensor: its delays and window, the first steps that it slices to make zeros or ones of
         # them, and the constants themselves.
-        self._delays: dict[tuple[int, int], int] = {}
-        self._windows: dict[int, int] = {}
+        self._made: dict[tuple[int, Any], int] = {}
         self._slices: dict[int, tuple[int, int]] = {}
         self._constants: dict[int, Callable[[], Tensor]] = {}
         for call in graph.calls:
-            call = call.with_weights(self._constants)
+            call = call.with_sources(lambda n: self._constants.get(n, n))
             if options.window is not None or not self._is_start(graph, call):
                 self._plan(call)
         self.outputs = graph.outputs
@@ -435,9 +395,9 @@ class Plan:
         self.last_offset = max(0, *(signal.offset for signal in signals))
         self.cycle = math.lcm(*(signal.pause for signal in signals))
         self.reach = math.ceil(max(s.back for s in signals if s.back is not None))
-        parts = [planned.part for planned in self.parts]
-        self.rows = min([p.most for p in parts if isinstance(p, Table) and p.most], default=None)
-        ends = [p.signal.offset + math.ceil(p.signal.period * p.most) for p in parts if p.most]
+        ending = [(part, part.most) for part in self.parts if part.most]
+        self.rows = min((most for part, most in ending if isinstance(part, Table)), default=None)
+        ends = (p.signal.offset + math.ceil(p.signal.period * most) for p, most in ending)
         self.longest = min(ends, default=None)
 
     def _plan(self, call):
@@ -449,7 +409,7 @@ class Plan:
             call, part = self._in_window(call)
         call.axes = [0 if self.signals[n].is_static else self.signals[n].axis for n in call.inputs]
         call.output_axes = [signal.axis for signal in part.outputs]
-        self._add(part, call, call.inputs, call.outputs)
+        self._add(part, call.inputs, call.outputs, call)
 
     def _is_start(self, graph, call):
         """Returns whether a call makes zeros or ones for the start of a shift, and records them.
@@ -479,21 +439,21 @@ class Plan:
     def _remove_unused(self):
         """Removes delays that no part needs after all."""
         needed = set(keras.tree.flatten(self.outputs))
-        for planned in reversed(self.parts):
-            if planned.call is not None or needed & {*planned.outputs}:
-                needed |= {*planned.inputs}
-        self.parts = [p for p in self.parts if p.call is not None or needed & {*p.outputs}]
+        for part in reversed(self.parts):
+            if part.call is not None or needed & {*part.writes}:
+                needed |= {*part.reads}
+        self.parts = [p for p in self.parts if p.call is not None or needed & {*p.writes}]
 
     def _part(self, call):
         return make_part(call, [self.signals[n] for n in call.inputs], self._options)
 
     def _with_tables(self, call):
         """Returns a call whose arguments with a row for each step are inputs."""
-        signals = [self.signals[n] for n in call.inputs]
-        for leaf, rows, tensor in tables(call, signals):
-            at, n = next(n for n in call.inputs if self.signals[n].has_time), -1 - len(self.parts)
-            self._add(Table(self.signals[at], rows, tensor), None, [at], [n])
-            call = call.with_input(leaf, n, tensor)
+        inputs = call.inputs
+        for leaf, rows, tensor in tables(call, [self.signals[n] for n in inputs]):
+            at = next(n for n in inputs if self.signals[n].has_time)
+            table = Table(self.signals[at], rows, tensor)
+            call = call.with_input(leaf, self._add(table, [at]), tensor)
         return call
 
     def _in_window(self, call):
@@ -520,24 +480,26 @@ class Plan:
                         "its outputs for a window alone differ from those in a longer sequence, "
                         'whose past is not zero. Train the model with padding="valid".'
                     )
-        inputs = [
-            self._unfolded(call, n, x) for n, x in zip(call.inputs, call.tensors, strict=True)
-        ]
-        call = self._aligned(dataclasses.replace(call, inputs=inputs))
+        call = self._aligned(call.with_sources(lambda n: self._unfolded(call, n)))
         return call, self._part(call)
 
-    def _unfolded(self, call, n, tensor):
+    def _unfolded(self, call, n):
         """Returns an input of a call with each window as one sample."""
-        if not self.signals[n].has_time:
-            return n
-        if n not in self._windows:
-            self._windows[n] = number = -1 - len(self.parts)
-            self._add(unfolded(call, self.signals[n], tensor), None, [n], [number])
-        return self._windows[n]
+        signal = self.signals[n]
+        return self._once(n, None, lambda: unfolded(call, signal)) if signal.has_time else n
 
-    def _add(self, part, call, inputs, outputs):
-        self.parts.append(Planned(part, call, inputs, outputs))
-        self.signals.update(zip(outputs, part.outputs, strict=True))
+    def _once(self, n, what, make):
+        """Returns the tensor that a part makes of a tensor; there is one part for each `what`."""
+        if (n, what) not in self._made:
+            self._made[n, what] = self._add(make(), [n])
+        return self._made[n, what]
+
+    def _add(self, part, reads, writes=None, call=None):
+        """Adds a part, which by default writes a tensor that it numbers, and returns the number."""
+        part.call, part.reads, part.writes = call, reads, writes or [-1 - len(self.parts)]
+        self.parts.append(part)
+        self.signals.update(zip(part.writes, part.outputs, strict=True))
+        return part.writes[0]
 
     def _at_the_end(self, graph, n, last):
         """Returns an output, delayed to the last step of the window, of which it is a function."""
@@ -554,10 +516,7 @@ class Plan:
         signal = self.signals[n]
         if signal.offset >= offset:
             return n
-        if (n, offset) not in self._delays:
-            self._delays[n, offset] = delayed = -1 - len(self.parts)
-            self._add(Delay(signal, offset), None, [n], [delayed])
-        return self._delays[n, offset]
+        return self._once(n, offset, lambda: Delay(signal, offset))
 
     def _aligned(self, call):
         """Returns a call whose inputs are delayed so that they are aligned."""
@@ -575,8 +534,9 @@ class Plan:
                 "it combines padding before the first step with an input without a time axis. Pad "
                 "right before a convolution."
             )
-        inputs = [n if self.signals[n].is_static else self._delayed(n, offset) for n in call.inputs]
-        return dataclasses.replace(call, inputs=inputs)
+        return call.with_sources(
+            lambda n: n if self.signals[n].is_static else self._delayed(n, offset)
+        )
 
 
 _FILLS = ZerosLike, OnesLike
@@ -633,8 +593,8 @@ def _input_signal(graph, tensor, axis, length, in_window):
     )
 
 
-def known_length(graph, axes):
-    """Returns the number of steps of a model's inputs, None if it is unknown."""
+def _known_length(graph, axes, window):
+    """Returns the number of steps of a model's inputs, that of a window, `None` if unknown."""
     tensors = zip(keras.tree.flatten(graph.inputs), axes, strict=True)
     lengths = {x.shape[axis] for x, axis in tensors if axis is not None} - {None}
     if len(lengths) > 1:
@@ -642,8 +602,13 @@ def known_length(graph, axes):
             f"The inputs of {graph.name} must have the same number of steps. "
             f"Received: {sorted(lengths)}"
         )
-    return lengths.pop() if lengths else None
+    if window is not None and lengths - {window}:
+        raise ValueError(
+            f"`window` must be the length of the model's inputs, {lengths.pop()}, if they have "
+            f"one. Received: window={window}"
+        )
+    return window or next(iter(lengths), None)
 
 
-def _whole(period):
+def _number(period):
     return int(period) if period.denominator == 1 else period

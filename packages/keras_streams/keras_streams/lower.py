@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.cells import Cells, Op, Program
+from keras_streams.rules import padding_of
 from keras_streams.trace import Trace, recorded
 
 _MOVES = set(
@@ -197,14 +198,8 @@ class _Lowering:
             return self.rows(operation, *args)
         if name in REDUCTIONS:
             return self.reduced(operation, REDUCTIONS[name], args[0].at, dtype)
-        if name in ("Matmul", "Dot", "Einsum", "Tensordot"):
-            ranks = [len(_shape(v)) for v in args[:2]]
-            if name == "Einsum":
-                subscripts = operation.subscripts
-            elif name == "Tensordot":
-                subscripts = _tensordot_subscripts(ranks[0], ranks[1], operation.axes)
-            else:
-                subscripts = _matmul_subscripts(*ranks)
+        if name in _PRODUCTS:
+            subscripts = _PRODUCTS[name](operation, *(len(_shape(v)) for v in args[:2]))
             return Cells(self.contracted(subscripts, args[0], args[1], dtype))
         name = _ALIASES.get(name, name)
         if name in MAPS:
@@ -425,26 +420,31 @@ def _letters(subscripts, left_shape, right_shape):
     return [list(part) for part in parts], list(expanded(out, len(more)))
 
 
-def _matmul_subscripts(left, right):
+def _matmul_subscripts(o, left, right):
     """Returns the subscripts of a matmul of operands of these ranks."""
-    batch = "abcdefg"[: max(left, right) - 2]
-    rows, columns = "y" * (left > 1), "z" * (right > 1)
-    a, b = batch[len(batch) - max(left - 2, 0) :], batch[len(batch) - max(right - 2, 0) :]
-    return f"{a}{rows}x,{b}x{columns}->{batch}{rows}{columns}"
+    rows, columns = "...y" * (left > 1), "z" * (right > 1)
+    batch = "..." if max(left, right) > 1 else ""
+    return f"{rows}x,{'...' * (right > 1)}x{columns}->{batch}{rows[3:]}{columns}"
 
 
-def _tensordot_subscripts(left, right, axes):
+def _tensordot_subscripts(o, left, right):
     """Returns the subscripts of a tensordot of operands of these ranks."""
+    axes = o.axes
     if isinstance(axes, int):
         axes = range(left - axes, left), range(axes)
     a, b = list("abcdefgh"[:left]), list("ijklmnop"[:right])
-    for i, j in zip(
-        *(np.atleast_1d(list(of) if not isinstance(of, int) else of) for of in axes), strict=True
-    ):
+    for i, j in zip(*map(np.ravel, axes), strict=True):
         b[j] = a[i]
-    shared = set(a) & set(b)
-    out = [c for c in a + b if c not in shared]
+    out = [c for c in a + b if (a + b).count(c) == 1]
     return f"{''.join(a)},{''.join(b)}->{''.join(out)}"
+
+
+_PRODUCTS = {
+    "Matmul": _matmul_subscripts,
+    "Dot": _matmul_subscripts,
+    "Einsum": lambda o, left, right: o.subscripts,
+    "Tensordot": _tensordot_subscripts,
+}
 
 
 def _padded_args(lowering, node, x):
@@ -580,14 +580,10 @@ def _windows(o, x, size):
     )
     for i, (k, s, d) in enumerate(zip(sizes, strides, dilations, strict=True)):
         axis, span = 1 + 2 * i, (k - 1) * d + 1
-        n = x.shape[axis]
-        total = max((-(-n // s) - 1) * s + span - n, 0) if o.padding == "same" else 0
-        sides = (span - 1, 0) if o.padding == "causal" else (total // 2, total - total // 2)
-        before, after = (
-            [ops.full([*x.shape[:axis], m, *x.shape[axis + 1 :]], fill, x.dtype)] if m else []
-            for m in sides
-        )
-        x = ops.concatenate([*before, x, *after], axis) if total or sides[0] else x
+        sides = padding_of(x.shape[axis], span, s, o.padding)
+        if any(sides):
+            widths = [sides if a == axis else (0, 0) for a in range(len(x.shape))]
+            x = ops.pad(x, widths, constant_values=fill)
         outputs = (x.shape[axis] - span) // s + 1
         x = ops.take(x, s * np.arange(outputs)[:, None] + d * np.arange(k), axis)
         order.append(axis)

@@ -1,9 +1,8 @@
 """Streaming versions of Keras layers and operations, with their states.
 
-`to_stream` walks the graph of a model and creates a `Part` with `rules.make_part` for each call of
-a layer or operation. The `Signal` of each tensor describes when its samples come, and how many.
-`Part.advance` takes the samples of one step of the model's input, (batch, samples, ...), usually
-one; `Part.run` takes those of many steps.
+`rules.make_part` makes a `Part` for each call of a layer or operation. The `Signal` of each tensor
+describes when its samples come, and how many. `Part.advance` takes the samples of one step of the
+model's input, (batch, samples, ...), usually one; `Part.run` takes those of many steps.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.graph import Call
+from keras_streams.graph import Call, to_axis
 from keras_streams.protocol import at_least_float32
 from keras_streams.types import Tensor
 
@@ -60,6 +59,10 @@ class Signal:
     def block(self) -> int:
         """Number of samples that come with a step, if any do."""
         return 1 if self.period >= 1 else int(1 / self.period)
+
+    def earlier(self, steps: Any) -> Fraction | None:
+        """Returns `back` of a tensor that depends on as many more steps."""
+        return None if self.back is None else self.back + steps
 
     @property
     def pause(self) -> int:
@@ -133,6 +136,8 @@ class Part:
     """A call as a stream.
 
     Attributes:
+        call: The call, `None` for a part that only prepares an input of others.
+        reads, writes: Lists of the numbers of the tensors that it takes and returns.
         signal: The `Signal` of the first input; all inputs come with the same steps.
         outputs: List of the `Signal`s of the outputs.
         keeps: Whether it has a state.
@@ -143,6 +148,9 @@ class Part:
         difference: Error text for a stream that differs from the model.
     """
 
+    call: Call | None = None
+    reads: list[int]
+    writes: list[int]
     keeps = False
     keeps_windows = False
     pads = False
@@ -158,7 +166,7 @@ class Part:
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the state before the first sample, a structure of tensors (batch, ...)."""
-        raise NotImplementedError(f"{type(self).__name__} must define `initial_state(batch_size)`.")
+        raise NotImplementedError
 
     def run(
         self, xs: list[Tensor], state: Any, begin: int = 0, end: Any = None
@@ -174,7 +182,15 @@ class Part:
         Returns:
             The samples of the outputs that come with these steps, and the state after them.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `run(xs, state, ...)`.")
+        raise NotImplementedError
+
+    def run_any(self, xs: list[Tensor], state: Any, begin: int, end: Any) -> tuple[list, Any]:
+        """Returns `run`, also for steps with which no samples come."""
+        counts = [output.count(begin, end) for output in self.outputs]
+        if any(x.shape[1] != 0 for x in xs) or any(not isinstance(n, int) or n for n in counts):
+            return self.run(xs, state, begin, end)
+        rows = ops.shape(xs[0])[0]
+        return [ops.zeros((rows, 0, *y.shape), dtype=y.dtype) for y in self.outputs], state
 
     def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
         """Returns the outputs and the next state of one step.
@@ -184,23 +200,23 @@ class Part:
             state: The state, or `None`.
             active: Function that says whether samples of a `Signal` have come, as for `select`.
         """
-        ys, new = self.run(xs, state)
+        output = self.outputs[0]
+        early = max(self.signal.offset - output.offset, 0)
+        step = output.offset + -(-early // output.pause) * output.pause  # with both samples
+        ys, new = self.run(xs, state, step, step + 1)
         return ys, select(active(self.signal), new, state) if self.keeps else state
-
-
-def run_part(part: Part, xs: list[Tensor], state: Any, begin: int, end: Any) -> tuple[list, Any]:
-    """Returns `part.run`, also for steps with which no samples come."""
-    counts = [output.count(begin, end) for output in part.outputs]
-    if any(x.shape[1] != 0 for x in xs) or any(not isinstance(n, int) or n for n in counts):
-        return part.run(xs, state, begin, end)
-    rows = ops.shape(xs[0])[0]
-    return [ops.zeros((rows, 0, *y.shape), dtype=y.dtype) for y in part.outputs], state
 
 
 class Pointwise(Part):
     """An operation that treats each step separately, which the stream's proof verifies."""
 
     keeps_windows = True
+    difference = (
+        "its output at one step depends on other steps. Use a layer that treats each step "
+        'separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
+        "keras.layers.LSTM, keras.layers.MultiHeadAttention called with use_causal_mask=True, or "
+        f"one that follows keras_streams.StreamingMixin. {OR_WINDOW}"
+    )
 
     def __init__(self, call: Call, signals: list[Signal]):
         moving = [s for s in signals if not s.is_static] or signals
@@ -219,21 +235,17 @@ class Pointwise(Part):
                 "with symbolic tensors. Build a functional model: keras.Model(inputs, outputs)."
             )
 
-    difference = (
-        "its output at one step depends on other steps. Use a layer that treats each step "
-        'separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
-        "keras.layers.LSTM, keras.layers.MultiHeadAttention called with use_causal_mask=True, or "
-        f"one that follows keras_streams.StreamingMixin. {OR_WINDOW}"
-    )
-
     def run(self, xs, state, begin=0, end=None):
         if self.signal.has_time:
             return self._call(xs), state
         samples = ops.shape(xs[self._is_static.index(self.signal.is_static)])[1]
-        pairs = zip(xs, self._is_static, strict=True)
         if not self.signal.is_static:
+            pairs = zip(xs, self._is_static, strict=True)
             xs = [ops.repeat(x[:, :1], samples, axis=1) if same else x for x, same in pairs]
-        return at_each(self._call, xs), state
+        if xs[0].shape[1] == 1:
+            return [y[:, None] for y in self._call.of_model([x[:, 0] for x in xs])], state
+        ys = self._call.of_model([ops.reshape(x, (-1, *x.shape[2:])) for x in xs])
+        return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in ys], state
 
 
 _LONG = 1009  # steps, a size that no other axis has
@@ -266,15 +278,6 @@ def _axis_of_length(call, inputs, n):
         return keras.tree.flatten(specs)[n].shape.index(_LONG)
     except Exception:  # whatever an operation raises that takes no other length
         return inputs[0][1]
-
-
-def at_each(call: Call, xs: list[Tensor]) -> list[Tensor]:
-    """Returns the outputs (batch, samples, ...) of an operation without a time axis."""
-    if xs[0].shape[1] == 1:
-        return [y[:, None] for y in call.of_model([x[:, 0] for x in xs])]
-    samples = ops.shape(xs[0])[1]
-    folded = [ops.reshape(x, (-1, *x.shape[2:])) for x in xs]
-    return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in call.of_model(folded)]
 
 
 class Each(Part):
@@ -318,16 +321,15 @@ class Table(Part):
         super().__init__(signal, [output])
 
     def initial_state(self, batch_size: int) -> Any:
-        return ops.zeros((batch_size, 1), dtype="float32")
+        return ops.zeros((batch_size, 1), dtype="int32")
 
     def run(self, xs, state, begin=0, end=None):
         rows, samples = self._rows(), ops.shape(xs[0])[1]
-        at = state + ops.cast(ops.arange(samples), "float32")
-        y = ops.take(rows, ops.cast(ops.minimum(at, self.most - 1.0), "int32"), axis=0)
+        at = state + ops.arange(samples, dtype="int32")
+        y = ops.take(rows, ops.minimum(at, self.most - 1), axis=0)
         is_row = ops.reshape(at < self.most, (-1, samples, *[1] * (len(rows.shape) - 1)))
         y = ops.where(is_row, y, ops.convert_to_tensor(math.nan, y.dtype))
-        after = ops.minimum(state + ops.cast(samples, "float32"), float(self.most))
-        return [y], after
+        return [y], ops.minimum(state + samples, self.most)
 
 
 class Window(Part):
@@ -339,12 +341,11 @@ class Window(Part):
     Args:
         call: The call.
         signal: The input.
-        function: Function from windows (batch, samples, taps, ...) to outputs (batch, samples,
-            ...).
+        function: Function from windows, each a row of a batch with time on the axis of the model,
+            to outputs. Defaults to the windows themselves.
         taps, dilation, stride: Positive integers.
-        left: Integer, number of padding samples before the first sample. A negative number crops
-            samples.
-        length: Number of outputs for the whole sequence, `None` if unknown.
+        left, right: Integers, numbers of padding samples before the first and after the last
+            sample. A negative number crops samples.
         padding: Value of the samples before the first one.
         like: The output as if it came with the input, `None` for that of the call.
     """
@@ -353,19 +354,18 @@ class Window(Part):
         self,
         call: Call,
         signal: Signal,
-        function: Callable[[Tensor], Tensor],
+        function: Callable[[Tensor], Tensor] | None = None,
         *,
         taps: int = 1,
         dilation: int = 1,
         stride: int = 1,
         left: int = 0,
-        length: int | None = None,
+        right: int = 0,
         padding: float = 0.0,
         like: Signal | None = None,
     ):
-        self.function = function
-        self.taps, self.dilation, self._stride = taps, dilation, stride
-        self.padding = padding
+        self._function = function
+        self._taps, self._dilation, self._stride, self._padding = taps, dilation, stride, padding
         span, block = (taps - 1) * dilation + 1, signal.block
         newest = span - 1 - left  # of the first window
         if block % stride == 0:  # as many steps later as the last window of a block needs
@@ -381,32 +381,34 @@ class Window(Part):
         self._past = max(span - 1 - first, 0)
         self._start = max(first - (span - 1), 0)
         self.keeps = self._past > 0
+        like, length = like or output_of(call, signal), None
+        if signal.length is not None and like.has_time:
+            length = (signal.length + left + right - span) // stride + 1
+            reads = (length - 1) * stride + span - left
+            self.keeps_windows = left <= 0 and reads <= signal.length
         output = dataclasses.replace(
-            like or output_of(call, signal),
+            like,
             period=signal.period * stride,
             offset=signal.offset + steps * signal.pause,
-            back=None if signal.back is None else signal.back + signal.period * left,
+            back=signal.earlier(signal.period * left),
             length=length,
         )
         super().__init__(signal, [output])
         self.pads = left > 0
-        if length is not None and signal.length is not None:
-            reads = (length - 1) * stride + span - left
-            self.keeps_windows = left <= 0 and reads <= signal.length
 
     def initial_state(self, batch_size: int) -> Any:
         shape = (batch_size, self._past, *self.signal.shape)
-        return ops.full(shape, self.padding, dtype=self.signal.dtype)
+        return ops.full(shape, self._padding, dtype=self.signal.dtype)
 
     def run(self, xs, state, begin=0, end=None):
         (x,), (output,) = xs, self.outputs
         come = self.signal
-        if output.offset < come.offset:  # padding comes before the first sample
+        if max(begin, output.offset) < come.offset:  # padding comes before the first sample
             come = dataclasses.replace(come, offset=output.offset)
             padding = come.count(begin, max(begin, self.signal.offset))
             shape = (ops.shape(x)[0], padding, *self.signal.shape)
-            x = ops.concatenate([ops.full(shape, self.padding, dtype=self.signal.dtype), x], axis=1)
-            x = x[:, : come.count(begin, end)]
+            before = ops.full(shape, self._padding, dtype=self.signal.dtype)
+            x = ops.concatenate([before, x], axis=1)[:, : come.count(begin, end)]
         first = output.offset + output.before(begin) * output.pause
         seen = ops.concatenate([state, x], axis=1) if self.keeps else x
         start = self._start + come.count(begin, first)
@@ -415,25 +417,26 @@ class Window(Part):
 
     def _of_windows(self, seen, start, count):
         """Returns the function of `count` windows, the first of which begins at sample `start`."""
+        shape = self.outputs[0].shape
         if isinstance(count, int) and count == 0:
-            return ops.zeros((ops.shape(seen)[0], 0, *self.outputs[0].shape), self.outputs[0].dtype)
-        if self.taps == self._stride == 1:
-            return self.function(seen[:, start : start + count, None])
-        starts = start + self._stride * ops.arange(count)
-        taps = self.dilation * ops.arange(self.taps)
-        return self.function(ops.take(seen, starts[:, None] + taps, axis=1))
+            return ops.zeros((ops.shape(seen)[0], 0, *shape), self.outputs[0].dtype)
+        if isinstance(count, int) and count == 1:
+            stop = start + (self._taps - 1) * self._dilation + 1
+            windows = seen[:, None, start : stop : self._dilation]
+        elif self._taps == self._stride == 1:
+            windows = seen[:, start : start + count, None]
+        else:
+            starts = start + self._stride * ops.arange(count)
+            taps = self._dilation * ops.arange(self._taps)
+            windows = ops.take(seen, starts[:, None] + taps, axis=1)
+        x = to_axis(ops.reshape(windows, (-1, *windows.shape[2:])), self.signal.axis)
+        y = x if self._function is None else self._function(x)
+        return ops.reshape(y, (-1, ops.shape(windows)[1], *shape))
 
     def advance(self, xs, state, active):
-        (x,), is_active = xs, active(self.signal)
         if self.outputs[0].offset < self.signal.offset:  # padding comes before the first sample
-            x = select(is_active, x, ops.full_like(x, self.padding))
-        samples = x.shape[1]
-        seen = ops.concatenate([state, x], axis=1) if self.keeps else x
-        if samples == 1:
-            y = self.function(seen[:, None, self._start :: self.dilation])
-        else:
-            y = self._of_windows(seen, self._start, -(-samples // self._stride))
-        return [y], select(is_active, seen[:, samples:], state) if self.keeps else state
+            xs = [select(active(self.signal), x, ops.full_like(x, self._padding)) for x in xs]
+        return super().advance(xs, state, active)
 
 
 class Delay(Part):
@@ -491,8 +494,8 @@ class Split(Part):
                 f"it makes {size} samples from one that comes every {signal.period} steps. Choose "
                 "a size that divides the preceding strides, or is divided by them."
             )
-        back = None if signal.back is None else signal.back + signal.pause - 1
         length = None if signal.length is None else signal.length * size
+        back = signal.earlier(signal.pause - 1)
         output = dataclasses.replace(output, period=period, back=back, length=length)
         super().__init__(signal, [output])
         self._size, self._function = size, function
@@ -542,18 +545,18 @@ class Frames(Part):
         self._size, self.keeps, self.pads = size, bool(self._places), pad > 0
 
     def initial_state(self, batch_size: int) -> Any:
-        return ops.zeros((batch_size, 1), dtype="float32")
+        return ops.zeros((batch_size, 1), dtype="int32")
 
     def run(self, xs, state, begin=0, end=None):
         (x,), ones = xs, [1] * len(self.signal.shape)
         y = x[..., : self._size]
         if not self.keeps:
             return [y], state
-        number = state + ops.cast(ops.arange(ops.shape(x)[1]), "float32")
+        number = state + ops.arange(ops.shape(x)[1], dtype="int32")
         for n, places in enumerate(self._places):
             is_mirrored = ops.reshape(ops.equal(number, n), (-1, ops.shape(x)[1], *ones))
             y = ops.where(is_mirrored, ops.take(x, places, axis=-1), y)
-        return [y], ops.minimum(number[:, -1:] + 1.0, float(len(self._places)))
+        return [y], ops.minimum(number[:, -1:] + 1, len(self._places))
 
 
 class Chain(Part):
@@ -570,10 +573,10 @@ class Chain(Part):
         return [part.initial_state(batch_size) for part in self.parts if part.keeps]
 
     def run(self, xs, state, begin=0, end=None):
-        return self._each(xs, state, lambda part, xs, state: run_part(part, xs, state, begin, end))
+        return self._each(xs, state, lambda part, *given: part.run_any(*given, begin, end))
 
     def advance(self, xs, state, active):
-        return self._each(xs, state, lambda part, xs, state: part.advance(xs, state, active))
+        return self._each(xs, state, lambda part, *given: part.advance(*given, active))
 
     def _each(self, xs, state, function):
         states, after = iter(state or []), []
@@ -585,20 +588,24 @@ class Chain(Part):
 
 
 class Ending(Part):
-    """Base class of parts whose output has no time axis: a running value of the steps so far."""
+    """Base class of parts whose output has no time axis: a running value of the steps so far.
 
-    def __init__(self, call: Call, signal: Signal, back: Fraction | None = None):
-        # The last of the samples that come with a step.
-        output = output_of(
-            call,
-            signal,
-            period=Fraction(signal.pause),
-            back=back,
-            length=None,
-            has_time=False,
-            axis=1,
-        )
+    Args:
+        call: The call.
+        signal: The input.
+        values: For a reduction, the function from samples (batch, samples, ...) to those of the
+            output's shape, which are reduced over time.
+        changes: Attributes of the output that are not those of the input.
+    """
+
+    keeps = True
+
+    def __init__(self, call: Call, signal: Signal, values: Callable | None = None, **changes: Any):
+        period = Fraction(signal.pause)  # the last of the samples that come with a step
+        changes = {"period": period, "back": None, **changes}
+        output = output_of(call, signal, length=None, has_time=False, axis=1, **changes)
         super().__init__(signal, [output])
+        self.values = values
 
     def last(self, y: Tensor, n: int = 0) -> Tensor:
         """Returns the last sample of each step, of an output."""
@@ -616,22 +623,20 @@ class RunningMean(Ending):
     steps on the count stays, and older samples lose weight.
     """
 
-    keeps = True
-
     def initial_state(self, batch_size: int) -> Any:
         dtype = at_least_float32(self.signal.dtype)
-        mean = ops.zeros((batch_size, *self.signal.shape), dtype=dtype)
+        mean = ops.zeros((batch_size, *self.outputs[0].shape), dtype=dtype)
         return [mean, ops.zeros_like(mean), ops.zeros((batch_size, 1), dtype="int32")]
 
     def run(self, xs, state, begin=0, end=None):
-        mean, error, count = (ops.expand_dims(part, 1) for part in state)
-        x = ops.cast(xs[0], mean.dtype)
-        counts = ops.cumsum(ops.ones_like(x[..., :1], dtype="int32"), axis=1)
-        counts = counts + ops.minimum(count, _LARGEST_COUNT)
-        change = error + _cumsum((x - mean) - error) / ops.cast(counts, mean.dtype)
+        (mean, error), count = (ops.expand_dims(part, 1) for part in state[:2]), state[2]
+        x, count = ops.cast(self.values(xs[0]), mean.dtype), ops.minimum(count, _LARGEST_COUNT)
+        samples = ops.shape(x)[1]
+        counts = ops.cast(count + ops.arange(1, samples + 1, dtype="int32"), mean.dtype)
+        counts = ops.reshape(counts, (-1, samples, *[1] * (len(x.shape) - 2)))
+        change = error + _cumsum((x - mean) - error) / counts
         means, errors = two_sum(mean, change)
-        new = [part[:, -1] for part in (means, errors, counts)]
-        return [self.last(means)], new
+        return [self.last(means)], [means[:, -1], errors[:, -1], count + samples]
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -653,25 +658,22 @@ def _cumsum(x):
 class RunningMax(Ending):
     """`GlobalMaxPooling1D` of the steps so far."""
 
-    keeps = True
-
     def initial_state(self, batch_size: int) -> Any:
         # Zeros, because all export formats start from zeros, and whether there was a sample.
-        dtype = self.signal.dtype
-        largest = ops.zeros((batch_size, *self.signal.shape), dtype=dtype)
-        return [largest, ops.zeros((batch_size, 1), dtype=dtype)]
+        largest = ops.zeros((batch_size, *self.outputs[0].shape), dtype=self.signal.dtype)
+        return [largest, ops.zeros((batch_size, 1), dtype="int32")]
 
     def run(self, xs, state, begin=0, end=None):
-        (x,), (largest, seen) = xs, state
+        x, (largest, seen) = self.values(xs[0]), state
         if x.shape[1] != 1:  # the scan forgets sizes
             scanned = ops.associative_scan(ops.maximum, x, axis=1)
-            x = ops.reshape(scanned, (-1, ops.shape(x)[1], *self.signal.shape))
-        has_seen = ops.reshape(seen > 0, (-1,) + (1,) * (len(self.signal.shape) + 1))
+            x = ops.reshape(scanned, (-1, ops.shape(x)[1], *largest.shape[1:]))
+        has_seen = ops.reshape(seen > 0, (-1,) + (1,) * len(largest.shape))
         largest = ops.where(has_seen, ops.maximum(x, largest[:, None]), x)
         return [self.last(largest)], [largest[:, -1], ops.ones_like(seen)]
 
 
-class Sliding(Part):
+class Sliding(Ending):
     """The sum or extremum of the last samples, of a fixed number.
 
     Each step takes the sums of 2, 4, 8, ... samples, the sum of 2 n being that of the last n plus
@@ -679,7 +681,7 @@ class Sliding(Part):
     has no running difference, whose rounding errors would add up.
 
     Args:
-        call: The call.
+        call, values: See `Ending`.
         signal: The input, of which `length` is the number of samples of a window.
         function: Sum or extremum of two tensors.
         scale: Factor of the result.
@@ -687,40 +689,25 @@ class Sliding(Part):
 
     keeps_windows = True
 
-    def __init__(self, call: Call, signal: Signal, function: Callable, scale: float = 1.0):
+    def __init__(
+        self, call: Call, signal: Signal, values: Callable, function: Callable, scale: float
+    ):
         assert signal.length is not None
         self._function, self._count, self._scale = function, signal.length, scale
-        output = output_of(
-            call,
-            signal,
-            offset=signal.offset + (signal.length - 1) * signal.pause,
-            back=None if signal.back is None else signal.back + signal.period * (signal.length - 1),
-            length=None,
-            has_time=False,
-            axis=1,
-        )
-        super().__init__(signal, [output])
+        offset = signal.offset + (signal.length - 1) * signal.pause
+        back = signal.earlier(signal.period * (signal.length - 1))
+        super().__init__(call, signal, values, period=signal.period, offset=offset, back=back)
         self.keeps = self._count > 1
         largest = self._count.bit_length() - 1
         self._rows = [2**k for k in range(largest)] + [self._count - 2**largest]
 
     def initial_state(self, batch_size: int) -> Any:
-        signal = self.signal
-        return [ops.zeros((batch_size, n, *signal.shape), signal.dtype) for n in self._rows if n]
+        shape, dtype = self.outputs[0].shape, self.signal.dtype
+        return [ops.zeros((batch_size, n, *shape), dtype) for n in self._rows if n]
 
     def run(self, xs, state, begin=0, end=None):
-        y, after = self._slide(xs[0], state)
-        count = self.outputs[0].count(begin, end)
-        return [y[:, ops.shape(y)[1] - count :]], after
-
-    def advance(self, xs, state, active):
-        y, after = self._slide(xs[0], state)
-        return [y], select(active(self.signal), after, state) if self.keeps else state
-
-    def _slide(self, x, state):
-        """Returns the results (batch, samples, ...) of the windows that end with each sample."""
-        samples, states, after = ops.shape(x)[1], iter(state or []), []
-        total, lag = None, 0
+        x, states, after, total, lag = self.values(xs[0]), iter(state or []), [], None, 0
+        samples = ops.shape(x)[1]
         for k, rows in enumerate(self._rows):
             seen = ops.concatenate([next(states), x], axis=1) if rows else x
             if self._count >> k & 1:
@@ -731,14 +718,13 @@ class Sliding(Part):
                 after.append(seen[:, samples:])
             if k + 1 < len(self._rows):
                 x = self._function(seen[:, :samples], x)
-        y = total if self._scale == 1.0 else total * self._scale
-        return ops.reshape(y, (-1, samples, *self.outputs[0].shape)), after
+        # Those of the windows that end with each sample, without the windows that begin too early.
+        y = total[:, samples - self.outputs[0].count(begin, end) :]
+        return [y if self._scale == 1.0 else y * self._scale], after
 
 
 class Recurrent(Ending):
     """A recurrent layer of Keras."""
-
-    keeps = True
 
     def __init__(self, call: Call, signal: Signal):
         super().__init__(call, signal)
@@ -750,7 +736,7 @@ class Recurrent(Ending):
 
     def initial_state(self, batch_size: int) -> Any:
         states = keras.tree.flatten(self._layer.get_initial_state(batch_size))
-        return [*states, ops.zeros((batch_size, 1), "float32")] if self._is_given else states
+        return [*states, ops.zeros((batch_size, 1), "int32")] if self._is_given else states
 
     def run(self, xs, state, begin=0, end=None):
         x, *given = xs
@@ -805,15 +791,15 @@ class CausalAttention(Part):
         layer, dtype = self._layer, self._layer.compute_dtype
         shape = batch_size, self._context, layer._num_heads
         keys, values = (ops.zeros((*shape, n), dtype) for n in (layer._key_dim, layer._value_dim))
-        return [keys, values, ops.zeros((batch_size, 1), "float32")]
+        return [keys, values, ops.zeros((batch_size, 1), "int32")]
 
     def run(self, xs, state, begin=0, end=None):
         layer, context, x = self._layer, self._context, ops.cast(xs[0], self._layer.compute_dtype)
         keys = ops.concatenate([state[0], layer._key_dense(x)], axis=1)
         values = ops.concatenate([state[1], layer._value_dense(x)], axis=1)
         steps, count = ops.shape(x)[1], state[2]
-        at = count + ops.cast(ops.arange(steps), count.dtype)  # of the queries, (batch, steps)
-        kept = count - context + ops.cast(ops.arange(context + steps), count.dtype)
+        at = count + ops.arange(steps, dtype="int32")  # of the queries, (batch, steps)
+        kept = count - context + ops.arange(context + steps, dtype="int32")
         distance = at[:, :, None] - kept[:, None, :]
         mask = (distance >= 0) & (distance < context) & (kept >= 0)[:, None, :]
         queries = layer._query_dense(x) * layer._inverse_sqrt_key_dim
@@ -825,17 +811,11 @@ class CausalAttention(Part):
         y = layer._output_dense(y)
         if self.most is not None:
             y = ops.where((at < context)[:, :, None], y, ops.convert_to_tensor(math.nan, y.dtype))
-        return [y], [
-            keys[:, steps:],
-            values[:, steps:],
-            ops.minimum(count + ops.cast(steps, count.dtype), float(context)),
-        ]
+        return [y], [keys[:, steps:], values[:, steps:], ops.minimum(count + steps, context)]
 
 
 class Protocol(Ending):
     """A layer that follows `StreamingMixin`."""
-
-    keeps = True
 
     def __init__(self, call: Call, signal: Signal):
         layer = call.operation
@@ -851,10 +831,8 @@ class Protocol(Ending):
                 f"end. Use output_length=None. Received: output_length={layer.output_length}"
             )
         reach = getattr(layer, "receptive_field", None)
-        back = None
-        if signal.back is not None and reach is not None:
-            back = signal.back + signal.period * (reach - 1)
-        super().__init__(call, signal, back)
+        back = None if reach is None else signal.earlier(signal.period * (reach - 1))
+        super().__init__(call, signal, back=back)
         if getattr(layer, "return_sequences", True):
             self.outputs = [output_of(call, signal, back=back)]
         self._layer = layer

@@ -24,7 +24,6 @@ def optimize(program: Program, contiguous: bool = False) -> list[Group]:
     remove_dead(program)
     find_integers(program)
     find_rings(program)
-    add_negatives(program)
     remove_dead(program)
     merge_sums(program)
     remove_dead(program)
@@ -58,48 +57,21 @@ def fold_states(program: Program) -> None:
             program.stores.remove(store)
 
 
-_WHOLE = {"Add", "Subtract", "Multiply", "Negative", "Maximum", "Minimum", "Mod", "Where", "Cast"}
-
-
 def find_integers(program: Program) -> None:
-    """Makes integers of floating-point numbers that are always whole, such as counters of steps."""
-    whole = {b for b in program.states if b.data is not None and np.all(b.data == np.rint(b.data))}
-    whole |= {op.buffer for op in program.ops if op.kind == "map" and op.name in _WHOLE}
+    """Leaves out the conversion of integers, such as counters, that only maps read."""
+    whole = {op.buffer for op in program.ops if op.name == "Cast" and _reads_integers(program, op)}
     whole -= set(program.owners(program.output))
-
-    def is_whole(cells):
-        for b in program.owners(cells):
-            if b.kind == "constant":
-                values = program.values(cells[(cells >= b.base) & (cells < b.base + b.size)])
-                if not np.all(values == np.rint(values)):
-                    return False
-            elif b not in whole and b.dtype not in ("int64", "bool"):
-                return False
-        return True
-
-    before = None
-    while len(whole) != before:
-        before = len(whole)
-        for op in [*program.ops, *program.stores]:
-            if op.buffer in whole and not all(map(is_whole, op.args)):
-                whole.remove(op.buffer)
-            for cells in op.args:  # no operand mixes both, and only maps read integers
-                if op.kind not in ("map", "gather", "store") or not is_whole(cells):
-                    whole.difference_update(program.owners(cells))
+    for op in [*program.ops, *program.stores]:
+        for cells in op.args:
+            owners = program.owners(cells)
+            if op.kind != "map" or not whole.issuperset(owners):  # no operand mixes both
+                whole.difference_update(owners)
     for b in whole:
-        if b.dtype == program.real:
-            b.dtype = "int64"
+        b.dtype = "int64"
 
 
-def _as_integers(program, cells):
-    """Returns addresses with integers in place of floating-point constants."""
-    cells = cells.copy()
-    for b in program.owners(cells):
-        if b.kind == "constant" and b.dtype == program.real:
-            inside = (cells >= b.base) & (cells < b.base + b.size)
-            whole = program.constant(np.rint(b.data).astype("int64"), b.scope, b.name)
-            cells[inside] += whole.flat[0] - b.base
-    return cells
+def _reads_integers(program, op):
+    return all(b.dtype == "int64" for b in program.owners(op.args[0]))
 
 
 def condition(program: Program, op: Op) -> int | None:
@@ -144,14 +116,10 @@ def find_rings(program: Program) -> None:
                 head = heads.setdefault((rows, guard), len(heads))
                 part.ring, new = Ring(rows, width, head), new[-width:]
             buffers.append(part)
-            if part.dtype == "int64":  # numbers are copied as they are
-                new = _as_integers(program, new)
             if not np.array_equal(new, part.cells):
                 stores.append(Op("store", "", part, [new], scope=store.scope, guard=guard))
         program.divide(state, buffers)
     for store in stores:
-        if store.buffer.dtype == "int64":  # a store copies numbers as they are
-            store.args = [_as_integers(program, store.args[0])]
         if any(b.kind == "state" for b in program.owners(store.args[0])):
             copied = _copy(program, store.args[0], store)  # read before another store
             program.ops.append(copied)
@@ -185,17 +153,6 @@ def _copy(program, cells, like):
     dtype = program.owner(int(cells.flat[0])).dtype
     buffer = program.buffer("work", cells.shape, dtype, scope=like.scope)
     return Op("copy", "", buffer, [cells.reshape(-1)], scope=like.scope, guard=like.guard)
-
-
-def add_negatives(program: Program) -> None:
-    """Makes sums of differences a - (-b), as which `to_stream` computes sums."""
-    writers = {op.buffer: op for op in program.ops if op.name == "Negative"}
-    for op in program.ops:
-        negative = writers.get(program.owner(int(op.args[-1].flat[0])))
-        if op.name == "Subtract" and negative is not None:
-            at = op.args[1] - negative.buffer.base
-            if np.all((at >= 0) & (at < negative.size)):
-                op.name, op.args[1] = "Add", negative.args[0][at]
 
 
 def merge_sums(program: Program) -> None:

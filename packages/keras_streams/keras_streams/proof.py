@@ -15,7 +15,6 @@ from keras_streams.parts import (
     Protocol,
     Recurrent,
     Table,
-    run_part,
 )
 from keras_streams.protocol import check_shape, flatten_inputs, without_carried_states
 from keras_streams.trace import told
@@ -30,6 +29,8 @@ _LONGEST_REACH = 1024
 _SINGLE_STEPS = 16
 # Number of steps of all parts together, besides delays: each is compared over more.
 _FEW_STEPS = 32
+# Number of steps of a loop from which on building a graph of it is faster than its steps.
+_EAGER_STEPS = 64
 # Number of lengths that are tried to find one with the padding of a stream.
 _LENGTHS = 256
 
@@ -69,7 +70,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
     examples = [] if example is None else [_inputs_of(stream, example, length)]
     for xs in (*examples, *_random_inputs(stream, length)):
         known = _compare(stream, xs, steps) | known
-        missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.outputs}]
+        missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.writes}]
         if not missing:
             return Proof(steps, max(known.values(), default=0.0))
     raise missing[0].call.refusal(
@@ -83,7 +84,7 @@ def _lengths(stream):
     plan, length = stream.plan, None if stream.options.window else stream.length
     wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
     # A layer of unknown operations could read any earlier step.
-    calls = [p.call for p in plan.parts if isinstance(p.part, Pointwise) and not p.call.is_of_keras]
+    calls = [p.call for p in plan.parts if isinstance(p, Pointwise) and not p.call.is_of_keras]
     is_known = all(type(call.operation) is keras.layers.TimeDistributed for call in calls)
     reach = min(plan.reach, _LONGEST_REACH) if is_known else _LONGEST_REACH
     wanted = max(wanted + reach, _STEPS)
@@ -111,7 +112,7 @@ def _length_for_proof(stream, wanted):
         differ = [n for n in signals if other.signals[n].offset != signals[n].offset]
         if not differ and other.uneven is None:
             return length
-    calls = [p.call for p in stream.plan.parts for n in p.outputs if n in differ]
+    calls = [p.call for p in stream.plan.parts for n in p.writes if n in differ]
     raise (calls[0] if calls else other.uneven).refusal(
         "its padding depends on the length of the sequence, which is unknown. Build the model "
         'with keras.Input((length, channels)), or use padding="causal" or "valid".'
@@ -198,32 +199,30 @@ def _pairs(stream, xs, steps):
     """
     values = dict(enumerate(xs))
     ends = dict.fromkeys(values, steps)  # the first steps that lack a sample of a tensor
-    for planned in stream.plan.parts:
+    for part in stream.plan.parts:
         try:
-            yield from _of_part(stream, planned, values, ends, steps)
+            yield from _of_part(stream, part, values, ends, steps)
         except DoesNotStream:
             raise
         except Exception as error:  # whatever an operation raises
-            if planned.call is None:
+            if part.call is None:
                 raise
             text = f"for {xs[0].shape[1]} steps it raised {told(error)}"
             if stream.length is None:
                 text += (
                     " If it takes fewer, pass their number, as in to_stream(model, max_context=64)."
                 )
-            raise planned.call.refusal(text) from error
+            raise part.call.refusal(text) from error
     yield from _of_outputs(stream, values, xs, steps)
 
 
-def _of_part(stream, planned, values, ends, steps):
+def _of_part(stream, part, values, ends, steps):
     """Yields the pairs of a part, and notes its outputs."""
-    plan, part, call = stream.plan, planned.part, planned.call
-    inputs = [values[n] for n in planned.inputs]
-    signals = [plan.signals[n] for n in planned.inputs]
-    begin, end = plan.first_offset, min(ends[n] for n in planned.inputs)
-    ends.update(dict.fromkeys(planned.outputs, end))
+    plan, call, window = stream.plan, part.call, stream.options.window
+    inputs, signals = [values[n] for n in part.reads], [plan.signals[n] for n in part.reads]
+    begin, end = plan.first_offset, min(ends[n] for n in part.reads)
+    ends.update(dict.fromkeys(part.writes, end))
     state = part.initial_state(inputs[0].shape[0]) if part.keeps else None
-    error = call and call.refusal(part.difference)
 
     def until(step):
         pairs = zip(inputs, signals, strict=True)
@@ -234,31 +233,25 @@ def _of_part(stream, planned, values, ends, steps):
     elif isinstance(part, Table) or part.signal.is_static:
         found, _ = part.run(inputs, state)
     else:
-        found, _ = _fast(part, run_part, part, until(end), state, begin, end)
-    values.update(zip(planned.outputs, found, strict=True))
+        found, _ = _fast(part, part.run_any, until(end), state, begin, end)
+    values.update(zip(part.writes, found, strict=True))
     if call is None:  # delays, tables, whole windows
         return
-    numbered = list(zip(planned.outputs, found, strict=True))
+    error = call.refusal(part.difference)
+    numbered = list(zip(part.writes, found, part.outputs, strict=True))
     if part.signal.is_static and part.outputs[0].has_time:
         (wanted,) = call.of_model([x[:, 0] for x in inputs])
-        yield error, planned.outputs[0], found[0], wanted
+        yield error, part.writes[0], found[0], wanted
     elif not part.signal.has_time:  # each sample is a call of the operation
-        for n, y in numbered:
-            yield error, n, y, y
-    elif stream.options.window:
-        last = (steps - stream.options.window) // plan.cycle
+        yield from ((error, n, y, y) for n, y, _ in numbered)
+    elif window:
+        last = (steps - window) // plan.cycle
         for start in sorted({0, last // 2 * plan.cycle, last * plan.cycle}):
-            firsts = [int(start / signal.period) for signal in signals]
-            triples = zip(inputs, firsts, signals, strict=True)
-            xs = [x[:, first : first + signal.length] for x, first, signal in triples]
-            for (n, y), wanted in zip(numbered, call(xs), strict=True):
-                signal = plan.signals[n]
-                first = int(start / signal.period)
-                y = y[:, first : first + signal.length] if signal.has_time else y[:, first]
-                yield error, n, y, wanted
+            xs = [_in_window(x, signal, start) for x, signal in zip(inputs, signals, strict=True)]
+            for (n, y, signal), wanted in zip(numbered, call(xs), strict=True):
+                yield error, n, _in_window(y, signal, start), wanted
     else:
-        for (n, y), wanted in zip(numbered, _fast(part, call, inputs), strict=True):
-            signal = plan.signals[n]
+        for (n, y, signal), wanted in zip(numbered, _fast(part, call, inputs), strict=True):
             if signal.has_time:
                 values[n] = wanted
                 samples = wanted.shape[1] // signal.block
@@ -269,69 +262,64 @@ def _of_part(stream, planned, values, ends, steps):
             first, last = part.fewest - 1, y.shape[1] - 1
             for at in sorted({first, max(first, (last + 1) // 2), last}) if first <= last else ():
                 xs = [x[:, : part.signal.block * (at + 1)] for x in inputs]
-                yield error, n, y[:, at], _fast(part, call, xs)[planned.outputs.index(n)]
+                yield error, n, y[:, at], _fast(part, call, xs)[part.writes.index(n)]
     if part.signal.is_static:
         return
     if isinstance(part, Pointwise) and part.signal.has_time:
-        length = part.signal.length if stream.options.window else None
-        xs = [x[:, :length] for x in inputs]
-        for y, wanted in _each_step_alone(stream, planned, xs, signals):
+        length = part.signal.length if window else None
+        for y, wanted in _each_step_alone(stream, part, [x[:, :length] for x in inputs], signals):
             yield error, None, y, wanted
-    yield from _one_step(planned, until, found, state, begin, end, error)
-
-
-def _fast(part, function, *arguments):
-    """Calls a function, on TensorFlow as a graph if the part has loops."""
-    if keras.backend.backend() == "tensorflow" and isinstance(part, (Recurrent, Protocol)):
-        # TensorFlow warns of functions that are traced often; it tells partials apart.
-        return compile_xla(functools.partial(function, *arguments), [], any_shape=True)()
-    return function(*arguments)
-
-
-def _one_step(planned, until, found, state, begin, end, error):
-    """Yields the pairs of the last step with outputs, as `advance` and `run` compute them."""
-    part, (output, *_) = planned.part, planned.part.outputs
+    # The last step with outputs, as `advance` and `run` compute them.
+    output = part.outputs[0]
     last = output.before(end) - 1
     if last < 0:
         return
     step = output.offset + last * output.pause
-    before, upto = until(step), until(step + 1)
-    _, state = _fast(part, run_part, part, before, state, begin, step)
-    xs = [
-        b[:, a.shape[1] :] if a.shape[1] < b.shape[1] else ops.zeros_like(b[:, : part.signal.block])
-        for a, b in zip(before, upto, strict=True)
-    ]
+    _, state = _fast(part, part.run_any, until(step), state, begin, step)
+    xs = [x[:, y.shape[1] :] for x, y in zip(until(step + 1), until(step), strict=True)]
+    nothing = [ops.zeros_like(x[:, : part.signal.block]) for x in inputs]
+    xs = [x if x.shape[1] else zeros for x, zeros in zip(xs, nothing, strict=True)]
     ys, _ = part.advance(xs, state, lambda signal: signal.is_due(step))
-    for n, output, y, of_run in zip(planned.outputs, part.outputs, ys, found, strict=True):
-        wanted = of_run[:, output.count(begin, step) : output.count(begin, step + 1)]
-        yield error, n, y[:, : output.block], wanted
+    for (n, of_run, signal), y in zip(numbered, ys, strict=True):
+        wanted = of_run[:, signal.count(begin, step) : signal.count(begin, step + 1)]
+        yield error, n, y[:, : signal.block], wanted
 
 
-def _each_step_alone(stream, planned, inputs, signals):
+def _in_window(x, signal, start):
+    """Returns the samples of the window that begins with a step, or the sample that covers it."""
+    first = int(start / signal.period)
+    return x[:, first : first + signal.length] if signal.has_time else x[:, first]
+
+
+def _fast(part, function, xs, *arguments):
+    """Calls a function of inputs, on TensorFlow as a graph if the part has a long loop."""
+    has_loop = isinstance(part, (Recurrent, Protocol)) and xs[0].shape[1] > _EAGER_STEPS
+    if keras.backend.backend() == "tensorflow" and has_loop:
+        # TensorFlow warns of functions that are traced often; it tells partials apart.
+        return compile_xla(functools.partial(function, xs, *arguments), [], any_shape=True)()
+    return function(xs, *arguments)
+
+
+def _each_step_alone(stream, part, inputs, signals):
     """Yields what an operation returns for each step alone, and for all steps together."""
-    call, part, rng = planned.call, planned.part, np.random.default_rng(1)
+    call, rng = part.call, np.random.default_rng(1)
     steps = next(x.shape[1] for x, s in zip(inputs, signals, strict=True) if not s.is_static)
+    noises = [rng.normal(size=(x.shape[0], steps, *x.shape[2:])) for x in inputs]
+    missing = np.where(rng.random(steps) < 0.1, np.nan, 0.0)
+    missing[0] = 0.0  # the only step of inputs without a time axis
 
     def changed(change):
-        xs = []
         for x, noise, signal in zip(inputs, noises, signals, strict=True):
             if change and keras.backend.is_float_dtype(x.dtype):
                 x = ops.cast(change(noise), x.dtype)
-            xs.append(ops.repeat(x[:, :1], steps, axis=1) if signal.is_static else x)
-        return xs
+            yield ops.repeat(x[:, :1], steps, axis=1) if signal.is_static else x
 
-    noises = [
-        rng.normal(size=(x.shape[0], steps if s.is_static else x.shape[1], *x.shape[2:]))
-        for x, s in zip(inputs, signals, strict=True)
-    ]
     changes = [None]
     if not isinstance(call.operation, keras.layers.Embedding):
         changes += [np.asarray, np.abs]
     if not call.is_of_keras:
-        missing = rng.random(size=(1, steps)) < 0.1
-        missing[:, 0] = False  # the only step of inputs without a time axis
-        changes.append(lambda x: np.where(missing.reshape(1, -1, *[1] * (x.ndim - 2)), np.nan, x))
-    for xs in map(changed, changes):
+        changes.append(lambda x: x + missing.reshape(1, -1, *[1] * (x.ndim - 2)))
+    for xs in map(list, map(changed, changes)):
         together = call(xs)
         try:
             alone = _alone(stream, call, xs)
@@ -376,12 +364,8 @@ def _of_outputs(stream, values, xs, steps):
         due = [t for t in range(steps) if signal.is_due(t)]
         if window:
             for t in sorted({due[0], due[-1]}):
-                yield (
-                    error,
-                    None,
-                    y[:, t],
-                    stream.whole([x[:, t + 1 - window : t + 1] for x in xs])[i],
-                )
+                wanted = stream.whole([x[:, t + 1 - window : t + 1] for x in xs])[i]
+                yield error, None, y[:, t], wanted
             continue
         y = ops.take(y, due, axis=1)
         if signal.block > 1:

@@ -1,6 +1,7 @@
 """Which part streams which layer or operation of Keras."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -8,11 +9,12 @@ from fractions import Fraction
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend.common.backend_utils import compute_conv_transpose_padding_args_for_jax
 from keras.src.ops import math as math_ops  # the classes of the operations in a graph
 from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
-from keras_streams.graph import Call, to_axis
+from keras_streams.graph import Call
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
@@ -178,8 +180,7 @@ def tables(call: Call, signals: list[Signal]) -> list[tuple]:
         shape = (1, *shape[1:])
 
         def rows(leaf=leaf, shape=shape):
-            x = call.weights[id(leaf)]() if id(leaf) in call.weights else leaf
-            return ops.moveaxis(ops.reshape(x, shape), axis, 1)[0]
+            return ops.moveaxis(ops.reshape(call.computed(leaf), shape), axis, 1)[0]
 
         dtype = keras.backend.standardize_dtype(leaf.dtype)
         found.append((leaf, rows, keras.KerasTensor((None, *shape[1:]), dtype)))
@@ -279,56 +280,41 @@ def _reduced(call, signal, options):
     if signal.block > 1 if is_window else running is None:
         return None
     others = tuple(a + (a < signal.axis) for a in axes - {signal.axis})
-    shape = [size for i, size in enumerate(signal.shape, 2) if i not in others]
-    each = Each(
-        signal,
-        lambda x: of_sample(x, axis=others) if others else x,
-        dataclasses.replace(signal, shape=tuple(shape)),
-    )
+
+    def values(x):
+        x = of_sample(x, axis=others) if others else x
+        return ops.reshape(x, (-1, ops.shape(x)[1], *call.specs[0].shape[1:]))
+
     if not is_window:
-        return Chain([each, running(call, each.outputs[0])])
+        return running(call, signal, values)
     scale = 1 / signal.length if of_sample is ops.mean else 1.0
-    return Chain([each, Sliding(call, each.outputs[0], of_two, scale)])
+    return Sliding(call, signal, values, of_two, scale)
 
 
-def unfolded(call: Call, signal: Signal, tensor: keras.KerasTensor) -> Part:
-    """Returns the part that makes each window of a signal one sample.
-
-    Args:
-        call: A call that takes it.
-        signal: The signal.
-        tensor: The symbolic tensor.
-    """
+def unfolded(call: Call, signal: Signal) -> Part:
+    """Returns the part that makes each window of a signal, which a call takes, one sample."""
     if signal.length is None or signal.block > 1:
         raise call.refusal("it has several samples for each step of the window.")
-    axis, shape = signal.axis, list(tensor.shape[1:])
-    shape[axis - 1] = signal.length
-
-    def function(windows):
-        return windows if axis == 1 else ops.moveaxis(windows, 2, axis + 1)
-
+    shape = list(signal.shape)
+    shape.insert(signal.axis - 1, signal.length)
     like = dataclasses.replace(signal, shape=tuple(shape), has_time=False, axis=1)
-    return Window(call, signal, function, taps=signal.length, like=like)
+    return Window(call, signal, taps=signal.length, like=like)
 
 
 # Windows of time, and of the axes between time and channels: the axes of an image, or none
 
 
-def windowed_length(
-    length: int | None, span: int, stride: int, padding: str
-) -> tuple[int, int | None]:
-    """Returns the padding before the first sample, and the number of outputs.
+def padding_of(length: int | None, span: int, stride: int, padding: str) -> tuple[int, int]:
+    """Returns the padding before the first sample and after the last one.
 
     With `padding="same"` and strides, Keras' padding depends on the length. An unknown length
     is assumed to be a multiple of the strides.
     """
-    if padding == "valid":
-        return 0, None if length is None else (length - span) // stride + 1
-    outputs = None if length is None else -(-length // stride)
-    if padding == "causal":
-        return span - 1, outputs
+    if padding in ("valid", "causal"):
+        return (span - 1 if padding == "causal" else 0), 0
     last = 0 if length is None else length % stride
-    return max(span - (last or stride), 0) // 2, outputs
+    total = max(span - (last or stride), 0)
+    return total // 2, total - total // 2
 
 
 def _sizes(numbers, rank):
@@ -345,19 +331,6 @@ def _check_axes(call, signal, rank):
         )
 
 
-def _of_windows(signal, function, shape):
-    """Returns a function of windows (batch, samples, taps, ...), which are a batch to `function`.
-
-    It gets them with time on the axis of the model, and returns one sample of a shape for each.
-    """
-
-    def of_windows(windows):
-        x = to_axis(ops.reshape(windows, (-1, *windows.shape[2:])), signal.axis)
-        return ops.reshape(function(x), (-1, ops.shape(windows)[1], *shape))
-
-    return of_windows
-
-
 def _window(call, signal, sizes, function, fill=0.0):
     """Returns the part of an operation with windows of `sizes` along time and other axes.
 
@@ -371,18 +344,12 @@ def _window(call, signal, sizes, function, fill=0.0):
     _check_axes(call, signal, rank)
     strides = _sizes(operation.strides or sizes, rank)
     rates = _sizes(getattr(operation, "dilation_rate", 1), rank)
-    padding, widths, left, length = operation.padding.lower(), [], 0, None
     shape = [*signal.shape[:time], signal.length, *signal.shape[time:-1]]
-    for axis, (size, taps, stride, rate) in enumerate(
-        zip(shape, sizes, strides, rates, strict=True)
-    ):
-        span = (taps - 1) * rate + 1
-        before, outputs = windowed_length(size, span, stride, padding)
-        if axis == time:
-            left, length = before, outputs
-            widths.append((0, 0))
-        else:
-            widths.append((before, max((outputs - 1) * stride + span - size - before, 0)))
+    widths = [
+        padding_of(size, (taps - 1) * rate + 1, stride, operation.padding.lower())
+        for size, taps, stride, rate in zip(shape, sizes, strides, rates, strict=True)
+    ]
+    (left, right), widths[time] = widths[time], (0, 0)
     others = (*rates[:time], 1, *rates[time + 1 :])
 
     def of_window(x):
@@ -393,12 +360,12 @@ def _window(call, signal, sizes, function, fill=0.0):
     return Window(
         call,
         signal,
-        _of_windows(signal, of_window, output_of(call, signal).shape),
+        of_window,
         taps=sizes[time],
         stride=strides[time],
         dilation=rates[time],
         left=left,
-        length=length,
+        right=right,
         padding=fill,
     )
 
@@ -413,20 +380,16 @@ def _conv(x, kernel, **options):
     return ops.concatenate([ops.conv(*pair, **options) for pair in pairs], -1)
 
 
-_DEPTHWISE = keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, nn_ops.DepthwiseConv
 _SEPARABLE = keras.layers.SeparableConv1D, keras.layers.SeparableConv2D, nn_ops.SeparableConv
 
 
 def _kernels(call):
     """Returns the kernels of a convolution."""
-    operation = call.operation
-    if isinstance(operation, nn_ops.SeparableConv):
-        return call.argument(1, "depthwise_kernel"), call.argument(2, "pointwise_kernel")
-    if not isinstance(operation, keras.Layer):
-        return (call.argument(1, "kernel"),)
-    if isinstance(operation, _SEPARABLE):
-        return operation.depthwise_kernel, operation.pointwise_kernel
-    return (operation.kernel,)
+    is_separable = isinstance(call.operation, _SEPARABLE)
+    names = ("depthwise_kernel", "pointwise_kernel") if is_separable else ("kernel",)
+    if isinstance(call.operation, keras.Layer):
+        return [getattr(call.operation, name) for name in names]
+    return [call.argument(i, name) for i, name in enumerate(names, 1)]
 
 
 def _convolved(call, function, x, **options):
@@ -440,34 +403,22 @@ def _convolved(call, function, x, **options):
     return operation.activation(y) if is_layer else y
 
 
-@_streams(
-    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, nn_ops.Conv),
-    *(*_DEPTHWISE, *_SEPARABLE),
-)
-def _convolution(call, signal):
-    kinds = (_DEPTHWISE, ops.depthwise_conv), (_SEPARABLE, ops.separable_conv)
-    function = next((f for kind, f in kinds if isinstance(call.operation, kind)), _conv)
-    sizes = tuple(_kernels(call)[0].shape[:-2])
-
+def _convolution(function, call, signal):
     def of_windows(x, strides, rates):
         return _convolved(call, function, x, strides=strides, dilation_rate=rates)
 
-    return _window(call, signal, sizes, of_windows)
+    return _window(call, signal, _kernels(call)[0].shape[:-2], of_windows)
 
 
-def _transposed_size(size, taps, stride, dilation, padding, extra):
-    """Returns the outputs that a transposed convolution crops at the start, and their number."""
-    span = (taps - 1) * dilation + 1
-    left = span - 1
-    if padding == "same":
-        width = stride + span - 2 if extra is None else span + span % 2 - 2 + extra
-        left = min(-(-width // 2), span - 1)
-    if size is not None and extra is None:
-        size = size * stride + (max(span - stride, 0) if padding == "valid" else 0)
-    elif size is not None:
-        cropped = 2 * (span // 2) if padding == "same" else 0
-        size = (size - 1) * stride + span - cropped + extra
-    return span - 1 - left, size
+for _kinds, _function in (
+    ((keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, nn_ops.Conv), _conv),
+    (
+        (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, nn_ops.DepthwiseConv),
+        ops.depthwise_conv,
+    ),
+    (_SEPARABLE, ops.separable_conv),
+):
+    _streams(*_kinds)(functools.partial(_convolution, _function))
 
 
 @_streams(
@@ -479,23 +430,18 @@ def _transposed_conv(call, signal):
     operation, (kernel,), time = call.operation, _kernels(call), signal.axis - 1
     rank = len(kernel.shape) - 2
     _check_axes(call, signal, rank)
-    extras = [None] if operation.output_padding is None else operation.output_padding
-    numbers = list(kernel.shape[:-2]), operation.strides, operation.dilation_rate, extras
-    taps, strides, rates, extras = (_sizes(n, rank) for n in numbers)
-    shape = [*signal.shape[:time], signal.length, *signal.shape[time:-1]]
-    places = []
-    for axis, (size, *options, extra) in enumerate(
-        zip(shape, taps, strides, rates, extras, strict=True)
-    ):
-        crop, outputs = _transposed_size(size, *options, operation.padding.lower(), extra)
-        reach = (taps[axis] - 1) * rates[axis]
-        if axis == time:
-            length, left = outputs, reach - crop
-            places.append(None)
-        else:
-            at = np.arange(outputs + reach) + crop - reach
-            is_place = (at % strides[axis] == 0) & (at >= 0) & (at < size * strides[axis])
-            places.append(np.where(is_place, at // strides[axis], size))
+    strides, rates = _sizes(operation.strides, rank), _sizes(operation.dilation_rate, rank)
+    options = operation.padding, operation.output_padding, rates
+    sides = compute_conv_transpose_padding_args_for_jax(
+        kernel.shape, kernel.shape, strides, *options
+    )
+    places = {}  # of the samples of other axes than time, with zeros between them
+    for axis, (stride, (left, right)) in enumerate(zip(strides, sides, strict=True), 1):
+        if axis != signal.axis:
+            size = signal.shape[axis - 1 - (axis > signal.axis)]
+            at = np.arange(-left, (size - 1) * stride + 1 + right)
+            is_place = (at % stride == 0) & (at >= 0) & (at < size * stride)
+            places[axis] = np.where(is_place, at // stride, size)
     others = (*rates[:time], 1, *rates[time + 1 :])
 
     def function(x, kernel, **options):
@@ -503,22 +449,14 @@ def _transposed_conv(call, signal):
         return ops.conv(x, kernel, **options)
 
     def of_window(x):
-        for axis, at in enumerate(places, 1):
-            if at is not None:
-                x = ops.take(ops.pad(x, [(0, int(i == axis)) for i in range(rank + 2)]), at, axis)
+        for axis, at in places.items():
+            x = ops.take(ops.pad(x, [(0, int(i == axis)) for i in range(rank + 2)]), at, axis)
         return _convolved(call, function, x, dilation_rate=others)
 
-    spread = _repeated(call, signal, strides[time], zeros=True)
-    window = Window(
-        call,
-        spread.outputs[0],
-        _of_windows(signal, of_window, output_of(call, signal).shape),
-        taps=taps[time],
-        dilation=rates[time],
-        left=left,
-        length=length,
-    )
-    return Chain([spread, window])
+    spread, (left, right) = _repeated(call, signal, strides[time], zeros=True), sides[time]
+    taps, right = kernel.shape[time], right + 1 - strides[time]
+    options = {"taps": taps, "dilation": rates[time], "left": left, "right": right}
+    return Chain([spread, Window(call, spread.outputs[0], of_window, **options)])
 
 
 # Pooling
@@ -584,13 +522,14 @@ def _pad(call, signal):
     if widths[0] != (0, 0) or (operation.mode != "constant" and (left or right)):
         raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
     value = float(call.argument(1, "constant_values") or 0.0)
-    length = None if signal.length is None else signal.length + left + right
     others = [*widths[: signal.axis], (0, 0), *widths[signal.axis + 1 :]]
     is_constant = operation.mode == "constant"
     options = {"constant_values": value} if is_constant else {"mode": operation.mode}
-    shape = output_of(call, signal).shape
-    function = _of_windows(signal, lambda x: ops.pad(x, others, **options), shape)
-    return Window(call, signal, function, left=left, length=length, padding=value)
+
+    def function(x):
+        return ops.pad(x, others, **options)
+
+    return Window(call, signal, function, left=left, right=right, padding=value)
 
 
 def _concatenate(call, signals):
@@ -602,18 +541,16 @@ def _concatenate(call, signals):
         raise call.refusal("it joins sequences one after the other, but a stream has no end.")
     arguments = keras.tree.flatten(call.arguments[0][0])
     at = next(i for i, x in enumerate(arguments) if x is call.tensors[0])
-    values = [call.weights[id(x)]() if id(x) in call.weights else x for x in arguments]
+    values = [call.computed(x) for x in arguments]
     sizes = [x.shape[signal.axis] for x in values]
     left, right = sum(sizes[:at]), sum(sizes[at + 1 :])
-    length = None if signal.length is None else signal.length + left + right
     numbers = np.unique([ops.convert_to_numpy(x).ravel() for x in values[:at]]) if at else [0.0]
     if len(numbers) > 1:
         raise call.refusal(
             "it starts the sequence with several numbers. Start it with zeros, as "
             "keras.layers.ZeroPadding1D((n, 0)) does."
         )
-    options = {"left": left, "length": length, "padding": float(numbers[0])}
-    return Window(call, signal, lambda windows: windows[:, :, 0], **options)
+    return Window(call, signal, left=left, right=right, padding=float(numbers[0]))
 
 
 @_streams(keras.layers.Reshape, numpy_ops.Reshape)
@@ -627,37 +564,24 @@ def _reshape(call, signal):
         ratio = Fraction(math.prod(sizes[1]), math.prod(inner))
         steps = None if after[axis] is None else after[axis] * ratio
         if steps == call.tensors[0].shape[signal.axis] and 1 in ratio.as_integer_ratio():
-            return _of_ratio(call, signal, axis, ratio)
-    raise call.refusal(
-        "it mixes the time axis with other axes. Reshape each step separately: "
-        f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
-    )
-
-
-def _of_ratio(call, signal, axis, ratio):
-    """Returns a reshape that makes one step of `ratio` steps."""
+            break
+    else:
+        raise call.refusal(
+            "it mixes the time axis with other axes. Reshape each step separately: "
+            f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
+        )
     output = output_of(call, signal, axis=axis)
-    if ratio < 1:
-        size, outer = ratio.denominator, signal.shape[: signal.axis - 1]
+    if ratio >= 1:  # one step of several
+        return Window(call, signal, taps=int(ratio), stride=int(ratio), like=output)
+    size, before = ratio.denominator, signal.shape[: signal.axis - 1]
 
-        def split(x):
-            inner = math.prod(x.shape[1 + signal.axis :]) // size
-            x = ops.reshape(x, (-1, ops.shape(x)[1], *outer, size, inner))
-            x = ops.moveaxis(x, 1 + signal.axis, 2) if outer else x
-            return ops.reshape(x, (-1, ops.shape(x)[1], size, *output.shape))
+    def split(x):
+        inner = math.prod(x.shape[1 + signal.axis :]) // size
+        x = ops.reshape(x, (-1, ops.shape(x)[1], *before, size, inner))
+        x = ops.moveaxis(x, 1 + signal.axis, 2) if before else x
+        return ops.reshape(x, (-1, ops.shape(x)[1], size, *output.shape))
 
-        return Split(call, signal, output, size, split)
-
-    def function(windows):
-        time = 1 + signal.axis
-        windows = ops.moveaxis(windows, 2, time) if signal.axis > 1 else windows
-        return ops.reshape(windows, (-1, ops.shape(windows)[1], *output.shape))
-
-    if ratio == 1:
-        return Each(signal, lambda x: function(x[:, :, None]), output)
-    length = None if signal.length is None else signal.length // int(ratio)
-    options = {"taps": int(ratio), "stride": int(ratio), "length": length, "like": output}
-    return Window(call, signal, function, **options)
+    return Split(call, signal, output, size, split)
 
 
 # Sound
@@ -668,15 +592,16 @@ def _spectrogram(call, signal):
     layer = call.operation
     if layer.padding != "valid":
         raise call.refusal('it pads at both ends. Use padding="valid".')
-    shape = output_of(call, signal).shape
-    function = _of_windows(signal, lambda x: call.of_model([x])[0], shape)
-    return _frames_of(call, signal, layer.frame_length, layer._frame_step, function)
+    options = {"taps": layer.frame_length, "stride": layer._frame_step}
+    return Window(call, signal, lambda x: call.of_model([x])[0], **options)
 
 
-def _frames_of(call, signal, taps, stride, function):
-    """Returns the part of a function of windows of `taps` samples."""
-    _, length = windowed_length(signal.length, taps, stride, "valid")
-    return Window(call, signal, function, taps=taps, stride=stride, length=length)
+@_streams(math_ops.ExtractSequences)
+def _frames(call, signal):
+    if signal.axis != 1 + len(signal.shape):  # frames of another axis
+        return Pointwise(call, [signal])
+    taps, stride = call.operation.sequence_length, call.operation.sequence_stride
+    return Window(call, signal, taps=taps, stride=stride)
 
 
 def _transform(operation, dtype):
@@ -692,19 +617,14 @@ def _transform(operation, dtype):
 def _centered_frames(call, signal, function, shape, axis):
     """Returns the part of a function of frames (batch, samples, ..., fft_length)."""
     operation = call.operation
+    if signal.axis != 1 + len(signal.shape):
+        raise call.refusal("its time axis must be the last axis.")
     size, stride = operation.fft_length, operation.sequence_stride
     pad = size // 2 if getattr(operation, "center", True) else 0
-    length = None if signal.length is None else 1 + (signal.length + 2 * pad - size) // stride
-    frames = Window(
-        call,
-        signal,
-        lambda windows: ops.moveaxis(windows, 2, -1),
-        taps=max(2 * pad + 1, size),
-        stride=stride,
-        left=pad,
-        length=length,
-        like=dataclasses.replace(signal, shape=(*signal.shape, max(2 * pad + 1, size))),
-    )
+    taps = max(2 * pad + 1, size)
+    like = dataclasses.replace(signal, shape=(*signal.shape, taps))
+    options = {"taps": taps, "stride": stride, "left": pad, "right": pad + taps - size}
+    frames = Window(call, signal, like=like, **options)
     mirrored = Frames(frames.outputs[0], pad, stride, size)
     output = mirrored.outputs[0]
     outputs = [dataclasses.replace(output, shape=tuple(shape), axis=axis)] * len(call.specs)
@@ -713,8 +633,6 @@ def _centered_frames(call, signal, function, shape, axis):
 
 @_streams(math_ops.STFT)
 def _stft(call, signal):
-    if signal.axis != 1 + len(signal.shape):
-        raise call.refusal("its time axis must be the last axis.")
     shape = (*signal.shape, call.operation.fft_length // 2 + 1)
     transform = _transform(call.operation, signal.dtype)
     return _centered_frames(call, signal, transform, shape, signal.axis)
@@ -729,10 +647,7 @@ def _mel_spectrogram(call, signal):
             "power_to_db=False, and a logarithm after it: 10 * ops.log10(ops.maximum(x, 1e-10))."
         )
     bins, transform = layer.fft_length // 2 + 1, _transform(layer, signal.dtype)
-    mel = layer.linear_to_mel_weight_matrix(
-        layer.num_mel_bins, bins, layer.sampling_rate, layer.min_freq, layer.max_freq
-    )
-    mel = ops.convert_to_numpy(mel)
+    mel = ops.convert_to_numpy(layer._melscale(ops.eye(bins)))
 
     def function(frames):
         real, imaginary = transform(frames)
@@ -742,14 +657,6 @@ def _mel_spectrogram(call, signal):
         return ops.matmul(power, ops.convert_to_tensor(mel, power.dtype))
 
     return _centered_frames(call, signal, function, (layer.num_mel_bins,), 2)
-
-
-@_streams(math_ops.ExtractSequences)
-def _frames(call, signal):
-    if signal.axis != 1 + len(signal.shape):  # frames of another axis
-        return Pointwise(call, [signal])
-    taps, stride = call.operation.sequence_length, call.operation.sequence_stride
-    return _frames_of(call, signal, taps, stride, lambda w: ops.moveaxis(w, 2, -1))
 
 
 # Others
@@ -791,7 +698,10 @@ def _slice(call, signal):
     axis = sum(not isinstance(k, int) for k in key[:place])
     has_time = isinstance(time, slice)
     like = output_of(call, signal, has_time=has_time, axis=axis if has_time else 1)
-    of_sample = _of_windows(signal, lambda x: x[tuple(key)], like.shape)
+
+    def of_sample(x):
+        return x[tuple(key)]
+
     if isinstance(time, int) and signal.in_window:
         part = Window(call, signal, of_sample, left=-(time % signal.length), like=like)
         part.keeps_windows = True
@@ -816,9 +726,8 @@ def _slice(call, signal):
             "its slice of the time axis depends on where the sequence ends. Use a start from the "
             f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
         )
-    length = None if signal.length is None else len(range(signal.length)[time])
-    options = {"left": -start, "stride": stride, "length": length, "like": like}
-    return Window(call, signal, of_sample, **options)
+    right = 0 if signal.length is None else time.indices(signal.length)[1] - signal.length
+    return Window(call, signal, of_sample, left=-start, right=right, stride=stride, like=like)
 
 
 def _last_steps(call, signal, axis, count):
@@ -826,8 +735,8 @@ def _last_steps(call, signal, axis, count):
     shape, block = list(call.specs[0].shape[1:]), signal.block  # of which the last sample counts
     if axis is not None:
         shape[axis - 1] = count
-    function = _of_windows(signal, lambda x: call.of_model([x])[0], shape)
     like = dataclasses.replace(signal, shape=tuple(shape), has_time=False, axis=1)
-    part = Window(call, signal, function, taps=count, stride=block, left=count - block, like=like)
+    options = {"taps": count, "stride": block, "left": count - block, "like": like}
+    part = Window(call, signal, lambda x: call.of_model([x])[0], **options)
     part.fewest = count
     return part

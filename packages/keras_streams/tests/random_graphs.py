@@ -211,28 +211,21 @@ def _recurrent(draw, tail, tails):
     return tail.then(layer(units, return_sequences=True, dropout=draw(st.sampled_from([0.0, 0.5]))))
 
 
+_AT_EACH_STEP = [
+    lambda draw, x: layers.Dense(draw(st.integers(1, 4)), activation=_activation(draw))(x),
+    lambda draw, x: layers.BatchNormalization()(x),
+    lambda draw, x: layers.LayerNormalization(epsilon=0.1)(x),
+    lambda draw, x: layers.Activation(draw(st.sampled_from([*ACTIVATIONS, "softmax"])))(x),
+    lambda draw, x: layers.TimeDistributed(layers.Dense(2, activation="sigmoid"))(x),
+    lambda draw, x: layers.Dropout(0.5)(x),
+    lambda draw, x: _by_operations(x),
+    lambda draw, x: layers.Reshape((-1, x.shape[-1]))(ops.expand_dims(x, 2)),
+    lambda draw, x: layers.Rescaling(0.5, offset=0.1)(x) - 0.25,
+]
+
+
 def _at_each_step(draw, tail, tails):
-    channels, layer = tail.channels, None
-    kind = draw(st.integers(0, 8))
-    if kind == 0:
-        layer = layers.Dense(draw(st.integers(1, 4)), activation=_activation(draw))
-    elif kind == 1:
-        layer = layers.BatchNormalization()
-    elif kind == 2:
-        layer = layers.LayerNormalization(epsilon=0.1)
-    elif kind == 3:
-        layer = layers.Activation(draw(st.sampled_from([*ACTIVATIONS, "softmax"])))
-    elif kind == 4:
-        layer = layers.TimeDistributed(layers.Dense(2, activation="sigmoid"))
-    elif kind == 5:
-        layer = layers.Dropout(0.5)
-    elif kind == 6:
-        layer = _by_operations
-    elif kind == 7:
-        return tail.then(lambda x: layers.Reshape((-1, channels))(ops.expand_dims(x, 2)))
-    elif kind == 8:
-        return tail.then(lambda x: layers.Rescaling(0.5, offset=0.1)(x) - 0.25)
-    return tail.then(layer)
+    return tail.then(lambda x: draw(st.sampled_from(_AT_EACH_STEP))(draw, x))
 
 
 def _by_operations(x):
