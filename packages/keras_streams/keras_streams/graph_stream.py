@@ -450,9 +450,8 @@ class Plan:
     def _with_tables(self, call):
         """Returns a call whose arguments with a row for each step are inputs."""
         inputs = call.inputs
-        for leaf, rows, tensor in tables(call, [self.signals[n] for n in inputs]):
+        for leaf, tensor, table in tables(call, [self.signals[n] for n in inputs]):
             at = next(n for n in inputs if self.signals[n].has_time)
-            table = Table(self.signals[at], rows, tensor)
             call = call.with_input(leaf, self._add(table, [at]), tensor)
         return call
 

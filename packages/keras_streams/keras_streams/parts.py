@@ -156,6 +156,8 @@ class Part:
     pads = False
     fewest = 1
     most: int | None = None
+    _past: int
+    _padding = 0.0
     difference = (
         "its stream differs from it. Use a layer of Keras, or one that follows "
         "keras_streams.StreamingMixin."
@@ -165,8 +167,12 @@ class Part:
         self.signal, self.outputs = signal, outputs
 
     def initial_state(self, batch_size: int) -> Any:
-        """Returns the state before the first sample, a structure of tensors (batch, ...)."""
-        raise NotImplementedError
+        """Returns the state before the first sample, a structure of tensors (batch, ...).
+
+        By default these are the past samples of the signal.
+        """
+        shape = (batch_size, self._past, *self.signal.shape)
+        return ops.full(shape, self._padding, dtype=self.signal.dtype)
 
     def run(
         self, xs: list[Tensor], state: Any, begin: int = 0, end: Any = None
@@ -396,10 +402,6 @@ class Window(Part):
         super().__init__(signal, [output])
         self.pads = left > 0
 
-    def initial_state(self, batch_size: int) -> Any:
-        shape = (batch_size, self._past, *self.signal.shape)
-        return ops.full(shape, self._padding, dtype=self.signal.dtype)
-
     def run(self, xs, state, begin=0, end=None):
         (x,), (output,) = xs, self.outputs
         come = self.signal
@@ -449,10 +451,6 @@ class Delay(Part):
         lag, between = divmod(offset - signal.offset, signal.pause)
         self._holds = between > 0  # the newest sample came some steps ago
         self._past = (lag + self._holds) * signal.block
-
-    def initial_state(self, batch_size: int) -> Any:
-        shape = (batch_size, self._past, *self.signal.shape)
-        return ops.zeros(shape, dtype=self.signal.dtype)
 
     def run(self, xs, state, begin=0, end=None):
         seen, (output,) = ops.concatenate([state, xs[0]], axis=1), self.outputs

@@ -31,6 +31,7 @@ from keras_streams.parts import (
     Signal,
     Sliding,
     Split,
+    Table,
     Window,
     output_of,
 )
@@ -162,7 +163,7 @@ _EACH_ELEMENT = (
 def tables(call: Call, signals: list[Signal]) -> list[tuple]:
     """Returns the arguments of a call that have a row for each step, such as positions' embeddings.
 
-    Each is a tuple of the argument, a function that returns its rows, and a symbolic tensor.
+    Each is a tuple of the argument, a symbolic tensor, and the part that makes it.
     """
     at = next((i for i, signal in enumerate(signals) if signal.has_time), None)
     if at is None or not isinstance(call.operation, _EACH_ELEMENT):
@@ -183,7 +184,8 @@ def tables(call: Call, signals: list[Signal]) -> list[tuple]:
             return ops.moveaxis(ops.reshape(call.computed(leaf), shape), axis, 1)[0]
 
         dtype = keras.backend.standardize_dtype(leaf.dtype)
-        found.append((leaf, rows, keras.KerasTensor((None, *shape[1:]), dtype)))
+        tensor = keras.KerasTensor((None, *shape[1:]), dtype)
+        found.append((leaf, tensor, Table(signals[at], rows, tensor)))
     return found
 
 
@@ -357,17 +359,8 @@ def _window(call, signal, sizes, function, fill=0.0):
             x = ops.pad(x, [(0, 0), *widths, (0, 0)], constant_values=fill)
         return function(x, strides, others)
 
-    return Window(
-        call,
-        signal,
-        of_window,
-        taps=sizes[time],
-        stride=strides[time],
-        dilation=rates[time],
-        left=left,
-        right=right,
-        padding=fill,
-    )
+    options = {"taps": sizes[time], "stride": strides[time], "dilation": rates[time]}
+    return Window(call, signal, of_window, left=left, right=right, padding=fill, **options)
 
 
 # Convolutions, layers and operations

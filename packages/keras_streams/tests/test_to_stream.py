@@ -41,9 +41,6 @@ CASES = {
     "recurrent later": (
         [layers.Conv1D(4, 3, padding="same"), layers.GRU(3, return_sequences=True)], 1, 1,
     ),
-    "average of the middle": (
-        [layers.AveragePooling1D(3, strides=1, padding="same"), layers.BatchNormalization()], 1, 1,
-    ),
     "spectral": ([layers.SpectralNormalization(layers.Conv1D(4, 3, padding="same"))], 1, 1),
 }  # fmt: skip
 
@@ -58,10 +55,8 @@ IMAGES = {
     "convolution": ([layers.Conv2D(4, (3, 2), strides=(1, 2), padding="same")], 1, 1),
     "dilation": ([layers.Conv2D(4, 3, dilation_rate=(2, 2), groups=2)], 4, 1),
     "strides": ([layers.Conv2D(3, 3, strides=(2, 1)), layers.DepthwiseConv2D(2)], 4, 2),
-    "separable": ([layers.SeparableConv2D(3, (3, 2), padding="same", activation="relu")], 1, 1),
     "pooling": ([layers.MaxPooling2D(3, strides=1, padding="same"), layers.AveragePooling2D(2)],
         2, 2),
-    "average": ([layers.AveragePooling2D(3, strides=(1, 2), padding="same")], 1, 1),
     "transposed": ([layers.Conv2DTranspose(3, (2, 3), strides=(2, 3), padding="same")], 0, 0.5),
     "transposed, cropped": ([layers.Conv2DTranspose(3, 4, strides=(1, 2), dilation_rate=1)], 0, 1),
     "up": ([layers.UpSampling2D(2), layers.Cropping2D((1, 2))], 1, 0.5),
