@@ -27,7 +27,8 @@ _STEPS = 256
 _LONGEST_REACH = 1024
 # Number of steps that a layer of unknown operations gets one by one, as a stream does.
 _SINGLE_STEPS = 16
-# Number of steps of all parts together, besides delays: each is compared over more.
+# Number of steps of all parts together, besides delays, and of numbers that are not the inputs':
+# each part is compared over more.
 _FEW_STEPS = 32
 # Number of steps of a loop from which on building a graph of it is faster than its steps.
 _EAGER_STEPS = 64
@@ -53,7 +54,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
 
     Each part of the stream is compared with the layer's outputs for a whole sequence: over all
     steps at once, and at a single step. An operation that treats each step separately, or should,
-    gets all steps of a sequence as a batch of sequences of one step; and so do numbers of its own,
+    gets all steps of a sequence as a batch of sequences of one step; and so do some numbers beside,
     positive ones, and, if it is not one of Keras', missing ones. One that is not also gets some
     steps alone, and, as it could read any earlier step, longer sequences.
 
@@ -228,8 +229,11 @@ def _of_part(stream, part, values, ends, steps):
         pairs = zip(inputs, signals, strict=True)
         return [x[:, : signal.count(begin, step)] for x, signal in pairs]
 
+    is_pointwise = isinstance(part, Pointwise) and part.signal.has_time
     if isinstance(part, Delay):
         found = inputs
+    elif is_pointwise and not window:
+        found = call(inputs)
     elif isinstance(part, Table) or part.signal.is_static:
         found, _ = part.run(inputs, state)
     else:
@@ -251,7 +255,8 @@ def _of_part(stream, part, values, ends, steps):
             for (n, y, signal), wanted in zip(numbered, call(xs), strict=True):
                 yield error, n, _in_window(y, signal, start), wanted
     else:
-        for (n, y, signal), wanted in zip(numbered, _fast(part, call, inputs), strict=True):
+        whole = found if is_pointwise else _fast(part, call, inputs)
+        for (n, y, signal), wanted in zip(numbered, whole, strict=True):
             if signal.has_time:
                 values[n] = wanted
                 samples = wanted.shape[1] // signal.block
@@ -265,9 +270,9 @@ def _of_part(stream, part, values, ends, steps):
                 yield error, n, y[:, at], _fast(part, call, xs)[part.writes.index(n)]
     if part.signal.is_static:
         return
-    if isinstance(part, Pointwise) and part.signal.has_time:
-        length = part.signal.length if window else None
-        for y, wanted in _each_step_alone(stream, part, [x[:, :length] for x in inputs], signals):
+    if is_pointwise:
+        xs = [x[:, : part.signal.length] if window else x for x in inputs]
+        for y, wanted in _each_step_alone(stream, part, xs, signals):
             yield error, None, y, wanted
     # The last step with outputs, as `advance` and `run` compute them.
     output = part.outputs[0]
@@ -305,14 +310,16 @@ def _each_step_alone(stream, part, inputs, signals):
     call, rng = part.call, np.random.default_rng(1)
     steps = next(x.shape[1] for x, s in zip(inputs, signals, strict=True) if not s.is_static)
     noises = [rng.normal(size=(x.shape[0], steps, *x.shape[2:])) for x in inputs]
-    missing = np.where(rng.random(steps) < 0.1, np.nan, 0.0)
-    missing[0] = 0.0  # the only step of inputs without a time axis
+    # Not at the first step, the only one of inputs without a time axis.
+    missing = np.where(np.arange(steps) % 4 == 1, np.nan, 0.0)
 
     def changed(change):
+        count = min(steps, _FEW_STEPS) if change else steps
         for x, noise, signal in zip(inputs, noises, signals, strict=True):
             if change and keras.backend.is_float_dtype(x.dtype):
                 x = ops.cast(change(noise), x.dtype)
-            yield ops.repeat(x[:, :1], steps, axis=1) if signal.is_static else x
+            x = ops.repeat(x[:, :1], count, axis=1) if signal.is_static else x
+            yield x[:, :count]
 
     changes = [None]
     if not isinstance(call.operation, keras.layers.Embedding):
@@ -328,7 +335,8 @@ def _each_step_alone(stream, part, inputs, signals):
             raise call.refusal(text) from error
         yield from zip(alone, together, strict=True)
         # Also single steps: with all steps as rows, a sum over the batch equals one over time.
-        for t in () if call.is_of_keras else range(0, steps, -(-steps // _SINGLE_STEPS)):
+        count = together[0].shape[1]
+        for t in () if call.is_of_keras else range(0, count, -(-count // _SINGLE_STEPS)):
             for y, wanted in zip(call([x[:, t : t + 1] for x in xs]), together, strict=True):
                 yield y, wanted[:, t : t + 1]
 
