@@ -22,6 +22,7 @@ def test_time_on_the_second_axis_of_an_image():
     assert (stream.delay, stream.rate) == (9, 4)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_layers_of_every_kind_on_the_second_axis():
     x = keras.Input((3, 30, 2))
     y = layers.ZeroPadding2D(((0, 1), (4, 0)))(x)

@@ -259,6 +259,7 @@ def check_random_graph(model, ending, batch):
         np.testing.assert_allclose(found[-1][:, t], y, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_masks_that_act_on_each_step():
     x = keras.Input((None, 3))
     steps, channels = ops.any(ops.greater(x, 0.5), axis=-1), ops.greater(x, 0.0)

@@ -62,6 +62,7 @@ def test_each_output_is_that_of_the_last_steps(name):
     check_windows(model, WINDOW + 8, rate)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("length", [1, 2, 13, 16])
 def test_sums_and_extremes_of_windows_of_every_length(length):
     x = keras.Input((length, 3))
@@ -88,6 +89,7 @@ def joining(x):
     return [ops.sum(weights * y, axis=1), layers.Flatten()(x - last), y[:, 3], x[:, 0] + last[:, 0]]
 
 
+@pytest.mark.both_backends(slow=True)
 def test_what_joins_steps_gets_each_window_as_a_whole():
     x = keras.Input((WINDOW, 3))
     check_windows(keras.Model(x, joining(x)), WINDOW + 8)
