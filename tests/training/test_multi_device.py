@@ -73,10 +73,11 @@ model, settings = sys.argv[2], json.loads(sys.argv[3])
 devices = json.loads(sys.argv[4])  # of each epoch
 recipe = zoo.recipe(model, **settings | {"epochs": len(devices)})
 folder = pathlib.Path(sys.argv[1])
-zoo.train(recipe, folder / "alone", 0, gradient_norms=2, devices=1)
+norms = 2 * (len(devices) > 1)
+zoo.train(recipe, folder / "alone", 0, gradient_norms=norms, devices=1)
 for epochs, number in enumerate(devices, start=1):
     part = recipe.replace(epochs=epochs)
-    zoo.train(part, folder / "several", 0, gradient_norms=2, devices=number)
+    zoo.train(part, folder / "several", 0, gradient_norms=norms, devices=number)
 for wrong in ({"devices": 3}, {"devices": 2, "batch_size": 3}):
     devices = wrong.pop("devices")
     try:
