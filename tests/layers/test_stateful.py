@@ -80,9 +80,8 @@ def test_batches_continue_each_other(make):
 
 
 @pytest.mark.both_backends(slow=True)
-@each
-def test_a_compiled_model_goes_back_to_an_earlier_batch_size(make):
-    layer = make()
+def test_a_compiled_model_goes_back_to_an_earlier_batch_size():
+    layer = trellis()
     model, found = model_of(layer), []
     for rows in (4, 2, 4):
         layer.reset_state(rows)
@@ -92,10 +91,9 @@ def test_a_compiled_model_goes_back_to_an_earlier_batch_size(make):
     assert not np.allclose(predict(model, 4), found[0], atol=1e-6)  # carried on
 
 
-@each
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX compiles for each batch size anew")
-def test_a_function_for_any_batch_size_refuses_states_of_another(make):
-    layer, rows = make(), 3
+def test_a_function_for_any_batch_size_refuses_states_of_another():
+    layer, rows = gru(), 3
     model = model_of(layer)
     for known in (4, 2):  # from two on TensorFlow compiles for any number
         layer.reset_state(known)

@@ -96,7 +96,7 @@ LAYERS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("tcn", marks=pytest.mark.slow_elsewhere),
+        pytest.param("tcn", marks=pytest.mark.slow),
         pytest.param("batch normalization", marks=pytest.mark.slow),
         pytest.param("other options", marks=pytest.mark.slow_elsewhere),
         pytest.param("centered", marks=pytest.mark.slow),

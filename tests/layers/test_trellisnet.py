@@ -228,7 +228,7 @@ def fix_masks(layer):
 
 
 @in_double
-@pytest.mark.parametrize("name", slow_but(CASES, "chop", "masked", "groups", mark=SLOW_ON_JAX))
+@pytest.mark.parametrize("name", slow_but(CASES, "chop", "masked", "groups", "odd", "user"))
 def test_kernels_equal_the_plain_pass(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
     check_case(name)

@@ -19,7 +19,8 @@ from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.torch_weights import parameters
 from trellis_keras.training.optimizers import SGD, Adam
 
-pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
+pytestmark = pytest.mark.both_backends
+exact = pytest.mark.float64
 
 CASES = ["softmax", "softmax_wnorm", "noaux", "last_row", "mos"]
 
@@ -30,6 +31,7 @@ def log_probabilities(arrays, name):
     return decoded if "n_experts" in arrays["meta"]["config"] else log_softmax(decoded)
 
 
+@exact
 @pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("history", [False, True])
@@ -94,6 +96,7 @@ LOSSES = [(case, 10**9) for case in (*CASES, "dropout", "dropout_mos_wnorm")]
 LOSSES += [("mos", 1), ("dropout_mos_wnorm", 1)]
 
 
+@exact
 @pytest.mark.parametrize(
     ("case", "logits_at_once"),
     [LOSSES[0], *(pytest.param(*loss, marks=SLOW_ON_JAX) for loss in LOSSES[1:])],
@@ -144,6 +147,7 @@ def evaluate(model, batches):
 
 @pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", slow_but(TRAJECTORIES, *QUICK))
+@pytest.mark.parametrize("floatx", slow_but(["float32", "float64"], "float64"), indirect=True)
 def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
     arrays = golden(f"trajectory_{case}")
     meta = arrays["meta"]

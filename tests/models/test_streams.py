@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.model_checks import check_float64, check_stream, fit_on_stream
+from tests.support.parameters import slow_but
 from tests.support.processes import run_script
 from trellis_keras.layers import TCN
 from trellis_keras.models import (
@@ -61,7 +62,7 @@ def compiled(make):
 
 
 @pytest.mark.both_backends
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "classifier", "polyphonic", "language model"))
 def test_a_stream_trains_and_evaluates(name):
     make, x, y = MODELS[name]
     check_stream(lambda: compiled(make), x, y, ROWS)
