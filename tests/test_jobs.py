@@ -1,10 +1,10 @@
 """Jobs: what a failed start leaves, what a kill leaves, and one process at a time."""
 
-import subprocess
+import multiprocessing
+import time
 
 import pytest
 
-from tests.support.processes import script_command
 from trellis_keras.jobs import Job, different_settings, folder_lock
 
 
@@ -75,23 +75,24 @@ def test_different_settings_are_named():
     assert different_settings(there, here, free="ace") == ""
 
 
-HOLD_LOCK = """
-import sys, time
-from trellis_keras.jobs import folder_lock
-with folder_lock(sys.argv[1]):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
+def hold_lock(folder, locked):
+    with folder_lock(folder):
+        locked.set()
+        time.sleep(600)
 
 
 def test_a_folder_is_locked_until_its_process_is_killed(tmp_path):
-    command, environment = script_command(HOLD_LOCK, tmp_path, backend="jax")
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "locked\n"
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=hold_lock, args=(tmp_path, locked := fork.Event()))
+    process.start()
+    try:
+        assert locked.wait(60)
         with pytest.raises(ValueError, match=f"^{tmp_path} is in use by another process"):
             with folder_lock(tmp_path):
                 pass
+    finally:
         process.kill()
+        process.join()
     with folder_lock(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()

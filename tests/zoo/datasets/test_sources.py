@@ -6,14 +6,15 @@ import errno
 import gzip
 import hashlib
 import io
+import multiprocessing
 import os
-import subprocess
+import shutil
+import time
 import zipfile
 
 import numpy as np
 import pytest
 
-from tests.support.processes import script_command
 from trellis_keras import files
 from trellis_keras.files import read_blocks, read_file
 from trellis_keras.zoo.datasets import load, music, sources, texts
@@ -180,39 +181,36 @@ def test_a_full_disk_is_not_blamed_on_the_archive(site, cache, monkeypatch):
     assert contents(source.find(None)) == list(TEXTS.values())
 
 
-# Downloads an archive, but stops while it is unpacked.
-_STOPS = """
-import shutil, sys
-from trellis_keras.zoo.datasets.sources import Download, cache_folder
-copy = shutil.copyfileobj
-def slow(content, file, length=0):
-    copy(content, file)
-    if "train" in file.name:
-        file.flush()
-        print("in the middle", flush=True)
-        sys.stdin.read()
-shutil.copyfileobj = slow
-files = {"some/train.txt": "data/train", "some/test.txt": "data/test"}
-Download(sys.argv[1], files, None).fetch(cache_folder())
-"""
+def stop_while_unpacking(url, stopped):
+    copy = shutil.copyfileobj
+
+    def stop(content, file):
+        copy(content, file)
+        if "train" in file.name:
+            file.flush()
+            stopped.set()
+            time.sleep(600)
+
+    shutil.copyfileobj = stop
+    Download(url, FILES, None).fetch(sources.cache_folder())
 
 
 def test_a_killed_process_leaves_no_file_and_no_lock(site, cache):
     source = publish(site, zipped(MEMBERS))
-    command, environment = script_command(
-        _STOPS, (site / "some.zip").as_uri(), backend="jax", KERAS_HOME=cache.parents[1]
-    )
-    child = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with child, concurrent.futures.ThreadPoolExecutor() as pool:
-        assert child.stdout.readline() == "in the middle\n"
-        assert list(cache.rglob("downloading/some.zip")), "half of the work"
-        assert not list(cache.rglob("train.txt"))
-        waiting = pool.submit(source.find, None)
-        with pytest.raises(concurrent.futures.TimeoutError):
-            waiting.result(timeout=0.3)
-        child.kill()
+    fork = multiprocessing.get_context("fork")
+    arguments = (site / "some.zip").as_uri(), (stopped := fork.Event())
+    child = fork.Process(target=stop_while_unpacking, args=arguments)
+    child.start()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        try:
+            assert stopped.wait(60)
+            assert list(cache.rglob("downloading/some.zip")), "half of the work"
+            assert not list(cache.rglob("train.txt"))
+            waiting = pool.submit(source.find, None)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                waiting.result(timeout=0.3)
+        finally:
+            child.kill()
         assert contents(waiting.result()) == list(TEXTS.values())
     assert not [path for path in cache.rglob("*") if path.name.startswith((".writing", "down"))]
 
