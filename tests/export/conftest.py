@@ -1,8 +1,10 @@
-"""The tests of this folder keep what they compile for themselves."""
+"""The tests of this folder keep what they compile for themselves, and compile it quickly."""
 
 import os
 
 import pytest
+
+from keras_streams import compiled
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -12,4 +14,6 @@ def cache_folder(tmp_path_factory):
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         patch.setenv("ZIG_GLOBAL_CACHE_DIR", os.path.join(home, "zig"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        options = [option.replace("-O3", "-O1") for option in compiled.OPTIONS]
+        patch.setattr(compiled, "OPTIONS", options)
         yield

@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from keras_streams import to_stream
 from keras_streams.c import proven_source
-from tests.export.nets import GRAPHS, draw, graph
+from tests.export.nets import draw, graph
 from tests.export.test_c import GCC, ZIG
 from trellis_keras.export import export, native
 from trellis_keras.layers import GridLSTMCell, RHNCell
@@ -22,12 +22,6 @@ def test_the_proof_is_longer_than_the_delay():
     _, x, expected = proven_source(keras.Model(x, y), "model")
     assert len(x) == 299 + 29 + 20 * 16
     assert np.sum(~np.isnan(expected[:, 0])) == 20
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_graphs_equal_keras(name):
-    """`proven_source` raises unless the C equals Keras."""
-    proven_source(graph(name), "net")
 
 
 def test_the_header_tells_delay_and_rate(tmp_path):
@@ -193,33 +187,30 @@ def head_of_queries(x):
     return ops.einsum("btij,btjk->btik", scores, layers.Dense(4)(x))
 
 
-STEPS = {
-    "two inputs": lambda x: Weighted()(x, x[..., ::-1]),
-    "products": head_of_queries,
-    "mask": lambda x: layers.Softmax()(x, mask=np.arange(9).reshape(1, 1, 3, 3) != 1),
-    "recurrent": layers.TimeDistributed(layers.LSTM(2)),
-    "inner axis": layers.Softmax(axis=2),
-    "statistics of an axis": layers.BatchNormalization(axis=2),
-    "scale of an axis": layers.Rescaling(np.arange(3.0).reshape(3, 1)),
-    "sums": lambda x: ops.cumsum(x, axis=-1),
-    "slopes": layers.PReLU(shared_axes=[1]),
-    "padded": lambda x: ops.pad(x, [[0, 0], [0, 0], [1, 0], [0, 2]], constant_values=1.5),
-    "repeated": lambda x: ops.repeat(x, 2, axis=-1),
-    "comparison": lambda x: ops.where(ops.logical_and(x > 0.1, x < 0.5), ops.sin(x), -x),
-    "largest": lambda x: ops.cast(ops.argmax(x, axis=-1), "float32"),
-    "classes": lambda x: ops.one_hot(ops.argmax(x, axis=-1), 4, axis=2),
-    "logarithms": lambda x: ops.log10(ops.abs(x) + 0.1) - ops.log2(ops.abs(x) + 0.1),
-    "powers": lambda x: ops.power(ops.abs(x) + 0.1, 1.5) - ops.floor(x) + ops.mod(x, 0.7),
-    "spectrum": lambda x: ops.sqrt(ops.var(x, axis=-1)) + ops.mean(x, axis=-1),
-    "convolution": layers.TimeDistributed(layers.Conv1D(4, 2, padding="same", groups=1)),
-    "pools": layers.TimeDistributed(layers.AveragePooling1D(2, padding="same")),
-}
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_a_step_may_be_any_operations(name):
+def test_a_step_may_be_any_operations():
     x = keras.Input((4, 3, 3))
-    model = keras.Model(x, STEPS[name](x))
+    outputs = [
+        Weighted()(x, x[..., ::-1]),
+        head_of_queries(x),
+        layers.Softmax()(x, mask=np.arange(9).reshape(1, 1, 3, 3) != 1),
+        layers.TimeDistributed(layers.LSTM(2))(x),
+        layers.Softmax(axis=2)(x),
+        layers.BatchNormalization(axis=2)(x),
+        layers.Rescaling(np.arange(3.0).reshape(3, 1))(x),
+        ops.cumsum(x, axis=-1),
+        layers.PReLU(shared_axes=[1])(x),
+        ops.pad(x, [[0, 0], [0, 0], [1, 0], [0, 2]], constant_values=1.5),
+        ops.repeat(x, 2, axis=-1),
+        ops.where(ops.logical_and(x > 0.1, x < 0.5), ops.sin(x), -x),
+        ops.cast(ops.argmax(x, axis=-1), "float32"),
+        ops.one_hot(ops.argmax(x, axis=-1), 4, axis=2),
+        ops.log10(ops.abs(x) + 0.1) - ops.log2(ops.abs(x) + 0.1),
+        ops.power(ops.abs(x) + 0.1, 1.5) - ops.floor(x) + ops.mod(x, 0.7),
+        ops.sqrt(ops.var(x, axis=-1)) + ops.mean(x, axis=-1),
+        layers.TimeDistributed(layers.Conv1D(4, 2, padding="same"))(x),
+        layers.TimeDistributed(layers.AveragePooling1D(2, padding="same"))(x),
+    ]
+    model = keras.Model(x, outputs)
     draw(model, np.random.default_rng(0))
     proven_source(model, "net")
 

@@ -17,7 +17,7 @@ from keras_streams.c_source import Printer, Source, comment_text, table_text
 from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
 from keras_streams.exported import ExportedStream, exported_stream
 from keras_streams.files import check_output, filled_template, write_files
-from keras_streams.fixed_point import FixedPrinter
+from keras_streams.fixed_point import print_fixed, quantize
 from keras_streams.fixed_summary import layer_table
 from keras_streams.graph import functional_of
 from keras_streams.protocol import all_layers
@@ -60,21 +60,14 @@ def write_c(
             "`path` must end in .c, and its name must be a C identifier (the prefix of all "
             f"functions), such as model.c. Received: {path}"
         )
-    prefix, test, binary = (
-        path.stem,
-        path.with_name(f"{path.stem}_test.c"),
-        path.with_suffix(".bin"),
-    )
+    prefix, in_file = path.stem, weights == "file"
+    test, binary = path.with_name(f"{prefix}_test.c"), path.with_suffix(".bin")
     is_unproven = find_compiler() is None and quantization is None
-    written = [path, path.with_suffix(".h")]
-    if is_unproven:
-        written.append(test)
-    if weights == "file":
-        written.append(binary)
+    written = [path, path.with_suffix(".h"), *[test] * is_unproven, *[binary] * in_file]
     for file in written if path.parent.is_dir() else ():
         check_output(file, overwrite=overwrite)
     if quantization is None or representative_data is None:
-        source, x, expected = proven_source(model, prefix, series, in_file=weights == "file")
+        source, x, expected = proven_source(model, prefix, series, in_file)
     else:
         source = fixed_source(
             model, prefix, quantization, representative_data, series, quantization_tolerance, True
@@ -143,10 +136,9 @@ def fixed_source(
     """
     stream = exported_stream(model)
     program, data = step_program(stream), _representative(stream, data)
-    groups = passes.optimize(program, contiguous=True)
     small_rings = quantization == "int8_rings"
-    printer = FixedPrinter(program, groups, prefix, stream, data, small_rings)
-    source = printer.print()
+    fixed = quantize(program, passes.optimize(program, contiguous=True), data, small_rings)
+    _, source = print_fixed(fixed, prefix, stream)
     native, differences, largest = FixedStream(source), [], 0.0
     for row, expected in zip(data, keras_outputs(stream, data), strict=True):
         _check_finite(stream, expected, "`representative_data`")
@@ -166,7 +158,7 @@ def fixed_source(
             f"the largest output on `representative_data`, {average:.1e} on average; the tolerance "
             f"is {tolerance}. Export the model without `quantization`, or accept the difference "
             "with `quantization_tolerance`. Its layers:\n"
-            + "\n".join(layer_table(printer, data[0]))
+            + "\n".join(layer_table(fixed, stream, data[0]))
         )
     notes = [
         *describe(stream, source, series),
@@ -176,7 +168,7 @@ def fixed_source(
         f"{average:.1e} on average, {most:.1e} at most.",
     ]
     if with_layers:
-        notes += ["", *layer_table(printer, data[0])]
+        notes += ["", *layer_table(fixed, stream, data[0])]
     return dataclasses.replace(source, comment=comment_of(notes))
 
 
@@ -328,11 +320,10 @@ def step_program(stream: ExportedStream) -> lower.Program:
 
 def _real_type(stream):
     model = stream.model
-    layers = all_layers(model)
     # A graph of layers computes nothing itself, so its own dtype does not matter.
     layers = [
         layer
-        for layer in layers
+        for layer in all_layers(model)
         if not isinstance(layer, keras.layers.InputLayer) and functional_of(layer) is None
     ]
     quantized = [layer.name for layer in layers if layer.quantization_mode is not None]

@@ -31,7 +31,7 @@ def read_operations(name: str) -> dict[str, str]:
     return dict(zip(names, functions, strict=True))
 
 
-HELPERS = read_operations("operations.c")
+HELPERS = read_operations("operations.c") | read_operations("fixed_operations.c")
 _LIBRARY = {  # float64 has the functions of the C library
     "logarithm": "log(x)",
     "logarithm_of_1_plus": "log1p(x)",
@@ -52,6 +52,16 @@ _INLINED = """\
 #else
 #define INLINED static
 #endif"""
+_INTEGERS = {  # what floats have another version of, or none
+    "Add": "(KIND){0} + {1}",
+    "Subtract": "(KIND){0} - {1}",
+    "Multiply": "(KIND){0} * {1}",
+    "Absolute": "{0} < 0 ? -{0} : {0}",
+    "Mod": "remainder_of({0}, {1})",
+    "Cast": "(KIND){0}",
+    "Shift": "{0} >> {1}",
+}
+_SUMS = {"int16_t": 64}  # at most, of a product at a time
 _FOLDS = {  # function of two numbers, and first value
     "sum": ("add", "0"),
     "prod": ("multiply", "1"),
@@ -95,19 +105,18 @@ class Source:
 
 
 class Printer:
-    """Prints a program that computes in one type.
+    """Prints a program.
 
     Args:
         program: `Program`.
         groups: Its operations, from `passes.optimize`.
         prefix: Prefix of the public names, a C identifier.
-        real: `"float"` or `"double"`, or `"int16_t"` for integers.
+        real: Type of inputs and outputs, `"float"`, `"double"` or `"int16_t"`.
         about: Object with `inputs`, `takes_token`, `names`, `delay` and `rate` of the stream.
         in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
+        apart: Boolean, whether each result has a place of its own in the state. Defaults to
+            `False`.
     """
-
-    helpers = HELPERS
-    nothing = "NAN"  # outputs at steps without an output
 
     def __init__(
         self,
@@ -117,6 +126,7 @@ class Printer:
         real: str,
         about: Any,
         in_file: bool = False,
+        apart: bool = False,
     ) -> None:
         self.program, self.groups, self.about = program, groups, about
         self.prefix, self.real, self.in_file = prefix, real, in_file
@@ -127,15 +137,12 @@ class Printer:
         self.layers: dict[str, str] = {}  # text of a function of equal layers: its name
         self.taken = {"s", "x", "y", "token", "weights"}
         self.statements: list[Statement] = []
-        self.offsets, self.sizes = passes.allocate(program, groups)
+        self.offsets, self.sizes = passes.allocate(program, groups, apart)
         self.kept = passes.kept(program, groups)
         products = [op for group in groups for op in group if op.kind == "product"]
         self.matrices = [m for op in products for m in op.matrices]
         self.names = self._named_states()
         self.starts: dict[str, int] = {}  # name of an array of the state: its first byte
-        self.input_offsets: dict[Buffer, int] = {}
-        for b in program.inputs:
-            self.input_offsets[b] = sum(o.size for o in self.input_offsets)
 
     # Names
 
@@ -183,7 +190,7 @@ class Printer:
             kind: Type of its numbers. Defaults to the program's.
             words: Words of the function, and what replaces them.
         """
-        kind, text, full = kind or self.real, self.helpers[name], name
+        kind, text, full = kind or self.real, HELPERS[name], name
         for word, value in words.items():
             full = full.replace(f"_{word}", f"_{value}")
         if kind != self.real and "REAL" in text:
@@ -201,7 +208,7 @@ class Printer:
 
     def linked(self, text, kind=None):
         """Returns C code for floats in the program's type, with the functions that it calls."""
-        for name in self.helpers:
+        for name in HELPERS:
             if re.search(rf"\b{name}\(", text):
                 text = re.sub(rf"\b{name}\(", f"{self.use(name, kind)}(", text)
         return text if self.real == "float" else re.sub(rf"\b({'|'.join(_MATH)})f\(", r"\1(", text)
@@ -211,7 +218,10 @@ class Printer:
     def pointer(self, b: Buffer, offset: int = 0) -> str:
         """Returns a pointer to an element of a buffer."""
         if b.kind == "input":
-            return "ids" if b.dtype == "int64" else plus("x", offset + self.input_offsets[b])
+            first = self.program.inputs[0]
+            return "ids" if b.dtype == "int64" else plus("x", b.base + offset - first.base)
+        if b.kind == "output":
+            return plus("y", offset)
         if b.kind == "work":
             return f"s->{self.array('work', b.dtype)} + {self.offsets[b] + offset}"
         if b.kind == "constant":
@@ -223,6 +233,11 @@ class Printer:
         if at:
             head = f"{self.use('row')}({head} + {at}, {b.ring.rows})"
         return f"{plus(self.state(b), column)} + {head} * {b.ring.width}"
+
+    def at(self, cells):
+        """Returns a pointer to the first of some numbers."""
+        b = self.program.owner(int(cells.flat[0]))
+        return self.pointer(b, int(cells.flat[0]) - b.base)
 
     def state(self, b):
         """Returns a pointer to a state."""
@@ -238,6 +253,15 @@ class Printer:
         self.statements.append(Statement(text, scope, like.guard))
 
     # Operations
+
+    def call(self, op):
+        kind, rows = TYPES[self.program.owner(int(op.args[0][0, 0])).dtype], len(op.args[0])
+        vectors = [(self.pointer(op.buffer, op.start), op.size // rows)]
+        for cells in op.args:
+            step = int(cells[1, 0] - cells[0, 0]) if rows > 1 and cells.size else 0
+            vectors.append((self.at(cells) if cells.size else "NULL", step))
+        name = self.use(op.name, kind, **op.words)
+        self.each_row(op, name, *vectors, *((number, 0) for number in op.numbers))
 
     def product(self, op):
         start, *operands = op.args
@@ -305,7 +329,7 @@ class Printer:
             return "NULL" if is_zero else self.table(rows, op.scope, "bias"), 0 if same else n
         found = pieces(self.program, cells)
         if len(found) == 1 and found[0].stride == 1:
-            return self.pointer(found[0].buffer, found[0].offset), n
+            return self.at(cells), n
         self.copied(op.buffer, cells, op)
         return self.pointer(op.buffer), n
 
@@ -330,7 +354,7 @@ class Printer:
     def grid(self, cells):
         """Returns a pointer to a matrix and its strides, as arguments."""
         found = grid(self.program, cells)
-        return f"{self.pointer(found.buffer, found.offset)}, {found.strides[0]}, {found.strides[1]}"
+        return f"{self.at(cells)}, {found.strides[0]}, {found.strides[1]}"
 
     def reduce(self, op):
         (cells,) = op.args
@@ -339,8 +363,7 @@ class Printer:
         if kind in ("int", "int64_t"):
             first = first.replace("INFINITY", "INT32_MAX" if kind == "int" else "INT64_MAX")
         words = {"NAME": op.name, "FOLD": self.use(fold, kind), "FIRST": first}
-        found = grid(self.program, cells)
-        x, (term, step) = self.pointer(found.buffer, found.offset), found.strides
+        x, (term, step) = self.at(cells), grid(self.program, cells).strides
         if n == 1 or term == 1:
             name = self.use("reduce_NAME", kind, **words)
             loop, i = ("", 0) if n == 1 else (f"for (int i = 0; i < {n}; i++)\n    ", "i")
@@ -352,8 +375,6 @@ class Printer:
             self.say(f"{name}({y}, {n}, {terms - 1}, {x} + {term}, {term}, {step});", op)
 
     def gather(self, op):
-        (p,) = pieces(self.program, op.args[0])
-        index = self.pointer(p.buffer, p.offset)
         (table,) = op.matrices
         kind, rows = op.buffer.dtype, len(table)
         tied = [m for m in self.matrices if m.shape == table.T.shape and np.array_equal(m, table.T)]
@@ -364,7 +385,8 @@ class Printer:
         else:
             name = self.use("lookup", TYPES[kind])
             w = self.table(table.astype(kind), op.scope, "table")
-        self.say(f"{name}({self.pointer(op.buffer)}, {op.size}, *({index}), {rows}, {w});", op)
+        y, index = self.pointer(op.buffer), self.at(op.args[0])
+        self.say(f"{name}({y}, {op.size}, *({index}), {rows}, {w});", op)
 
     def copy(self, op):
         self.copied(op.buffer, op.args[0], op)
@@ -372,119 +394,96 @@ class Printer:
     store = copy  # to a ring: its oldest row
 
     def copied(self, b, cells, op):
-        """Copies numbers to consecutive ones of a buffer, or without one to the outputs."""
+        """Copies numbers to consecutive ones of a buffer."""
         cells = cells.reshape(-1)
         found = pieces(self.program, cells)
         source = found[0].buffer if found else None
         if len(found) > 8 and all(p.buffer is source for p in found) and source.ring is None:
             places = self.table((cells - source.base).astype("int32"), op.scope, "places", "int")
-            name, to = self.use("pick", TYPES[source.dtype]), self.place(b, 0)
-            self.say(f"{name}({to}, {len(cells)}, {self.pointer(source)}, {places});", op)
+            name, y = self.use("pick", TYPES[source.dtype]), self.pointer(b, op.start)
+            self.say(f"{name}({y}, {len(cells)}, {self.pointer(source)}, {places});", op)
             return
         for p in found:
-            x, kind = self.pointer(p.buffer, p.offset), TYPES[p.buffer.dtype]
-            self.copy_piece(self.place(b, p.start), x, kind, p.size, p.stride, op)
-
-    def place(self, b, offset):
-        """Returns a pointer to an element of a buffer, or without one of the outputs."""
-        return plus("y", offset) if b is None else self.pointer(b, offset)
-
-    def copy_piece(self, y, x, kind, size, stride, op):
-        if stride == 1:
-            self.say(f"memcpy({y}, {x}, {size} * sizeof({kind}));", op)
-        else:
-            self.say(f"{self.use('copy', kind)}({y}, {size}, {x}, {stride});", op)
+            y, x = self.pointer(b, op.start + p.start), self.at(cells[p.start :])
+            kind = TYPES[p.buffer.dtype]
+            if p.stride == 1:
+                self.say(f"memcpy({y}, {x}, {p.size} * sizeof({kind}));", op)
+            else:
+                self.say(f"{self.use('copy', kind)}({y}, {p.size}, {x}, {p.stride});", op)
 
     # Maps
 
     def map(self, group):
-        """Adds a loop for each range in which all operands have one stride."""
-        mine = {op.buffer: f"v{i}" for i, op in enumerate(group)}
-        cuts = {0, group[0].size}
-        for op in group:
-            for cells in op.args:
-                if not passes.is_uniform(self.program, cells):
-                    cuts.update(
-                        p.start for p in pieces(self.program, cells) if p.buffer not in mine
-                    )
-        for a, b in itertools.pairwise(sorted(cuts)):
-            self.loop(group, mine, a, b)
+        for part in passes.cut(self.program, group):
+            self.loop(part)
 
-    def loop(self, group, mine, a, b):
+    def loop(self, group):
         parameters: dict[tuple, str] = {}  # (pointer, type, stride): name
-        lines, outputs = self.statements_of(group, mine, parameters, (a, b))
+        lines, outputs = self.statements_of(group, parameters)
         heads = [f"{kind} *restrict {name}" for name, (kind, _) in outputs.items()]
         values = [pointer for _, pointer in outputs.values()]
         for (pointer, kind, _), name in parameters.items():
             heads.append(f"const {kind} *{name}")
             values.append(pointer)
-        n = b - a
+        n = len(group[0].args[-1])
         loop = (
             f"    for (int i = 0; i < {n}; i++) {{\n" if n > 1 else "    const int i = 0;\n    {\n"
         )
         body = "".join(f"        {line}\n" for line in lines)
         body = f"({', '.join(heads)})\n{{\n{loop}{body}    }}\n}}"
         if body not in self.loops:
-            kinds = list(dict.fromkeys(op.name.lower() for op in group))
+            kinds = list(dict.fromkeys(op.name.lower() for op in group if op.name in MAPS))
             name = self._unique("", "_".join(["each", *kinds[:3], str(n)]))
             self.loops[body] = name
             self.functions[name] = wrapped_head(f"static void {name}", body)
         self.say(f"{self.loops[body]}({', '.join(values)});", group[-1])
 
-    def statements_of(self, group, mine, parameters, cut):
+    def statements_of(self, group, parameters):
         """Returns the lines for one element of a group, and {name: (type, pointer)} of results."""
-        a, b = cut
+        mine = {op.buffer: f"v{i}" for i, op in enumerate(group)}
         outputs, lines = {}, []
         for op in group:
-            whole = self.reads_integers(op)
-            operands = [
-                self.operand(cells[a:b], mine, parameters, b - a, whole) for cells in op.args
-            ]
+            whole = reads_integers(self.program, op)
+            operands = [self.operand(cells, mine, parameters, whole) for cells in op.args]
             kind = TYPES[op.buffer.dtype]
             text = self.expression(op, operands, kind)
             lines.append(f"const {kind} {mine[op.buffer]} = {text};")
             if op.buffer in self.kept:
                 name = f"y{len(outputs)}"
-                outputs[name] = kind, self.pointer(op.buffer, a)
+                outputs[name] = kind, self.pointer(op.buffer, op.start)
                 lines.append(f"{name}[i] = {mine[op.buffer]};")
         return lines, outputs
 
     def expression(self, op, operands, kind):
-        text, is_real = MAPS[op.name].c, kind in ("float", "double")
-        if op.name in ("Maximum", "Minimum") and is_real:
+        is_real = kind in ("float", "double")
+        if op.name in HELPERS:
+            return f"{self.use(op.name)}({', '.join(operands)})"
+        if op.name in _INTEGERS and (not is_real or op.name == "Cast"):
+            text = _INTEGERS[op.name].replace("KIND", kind)
+        elif op.name in ("Maximum", "Minimum") and is_real:
             text = f"{_FOLDS[op.name[:3].lower()][0]}({{0}}, {{1}})"
-        if op.name == "Mod" and kind == "int64_t":
-            text = text.replace("modulo", "remainder_of")
-        if op.name == "Cast" and kind != "int":
-            text = f"({kind}){{0}}"
-        first = self.program.owner(int(op.args[0][0])).dtype
-        if op.name == "Divide" and is_real and first in ("int64", "bool"):
+        elif op.name == "Divide" and is_real:
             text = f"({kind}){{0}} / {{1}}"
+        else:
+            text = MAPS[op.name].c
         return self.linked(text).format(*operands)
 
-    def reads_integers(self, op):
-        """Returns whether all variable operands of a map are integers."""
-        owners = [b for cells in op.args for b in self.program.owners(cells)]
-        return all(b.dtype in ("int64", "bool") for b in owners if b.kind != "constant")
-
-    def operand(self, cells, mine, parameters, n, whole=False):
+    def operand(self, cells, mine, parameters, whole):
         """Returns an operand of a map as C."""
-        values = self.program.values(cells)
-        if values is not None and (np.all(values == values[0]) or np.all(values != values)):
-            is_whole = whole and values[0] == np.rint(values[0])
-            text = str(int(values[0])) if is_whole else literals(values[:1], self.real)[0]
+        if cells.ndim > 1:
+            return self.at(cells)
+        value = passes.uniform(self.program, cells)
+        if value is not None:
+            is_whole = whole and value == np.rint(value)
+            text = str(int(value)) if is_whole else literals(np.array([value]), self.real)[0]
             return f"({text})" if text.startswith("-") else text
         (p,) = pieces(self.program, cells)
         if p.buffer in mine:
             return mine[p.buffer]
-        stride = p.stride if n > 1 else 0
-        key = self.pointer(p.buffer, p.offset), TYPES[p.buffer.dtype], stride
-        return self.element(parameters, key)
-
-    def element(self, parameters, key):
-        """Returns element i of an operand (pointer, type, stride) as C."""
+        stride = p.stride if len(cells) > 1 else 0
+        key = self.at(cells), TYPES[p.buffer.dtype], stride
         name = parameters.setdefault(key, f"x{len(parameters)}")
-        return f"{name}[{ {0: '0', 1: 'i'}.get(key[2], f'{key[2]} * i') }]"
+        return f"{name}[{ {0: '0', 1: 'i'}.get(stride, f'{stride} * i') }]"
 
     # The whole
 
@@ -494,16 +493,17 @@ class Printer:
                 self.map(group)
             else:
                 getattr(self, group[0].kind)(group[0])
-        self.copied(None, self.program.output, Op("copy", "", self.program.inputs[0], []))
+        y = Buffer("output", 0, self.program.output.shape, "")
+        self.copy(Op("copy", "", y, [self.program.output]))
         for head, (rows, store) in self.heads().items():
             moved = f"{self.use('row')}(s->heads[{head}] + 1, {rows})"
             self.say(f"s->heads[{head}] = {moved};", store)
-        reset, step, more_code = list(self.reset()), list(self.step()), self.more_code()
+        reset, step = list(self.reset()), list(self.step())
         members, state_bytes = self.members()
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
-        sums = (re.fullmatch(r"(?:product|convolution)_(\d+)", name) for name in self.functions)
+        sums = (re.fullmatch(r"(?:product|convolution)\w*_(\d+)", f) for f in self.functions)
         widest = max((int(found[1]) for found in sums if found), default=0)
-        stack_bytes = self.bytes_of_sums(widest)
+        stack_bytes = max(_BYTES[self.real], 4) * min(widest, _SUMS.get(self.real, widest))
         in_file = {n: a for n, (kind, a) in self.arrays.items() if self.is_in_file(kind)}
         has_counts = any(
             op.name == "Divide" and self.program.owner(int(op.args[1].flat[0])).dtype == "int64"
@@ -523,7 +523,6 @@ class Printer:
             *(wrapped_head(f"INLINED void {name}", text) for text, name in self.layers.items()),
             "\n".join([self.reset_signature(), "{", *reset, "}"]),
             "\n".join([self.signature(restrict=True), "{", *step, "}"]),
-            more_code,
         ]
         about = self.about
         return Source(
@@ -598,11 +597,7 @@ class Printer:
             yield f"{self.layers[text]}(s, {', '.join(arguments)});"
 
     def condition(self, guard):
-        found = []
-        for address in sorted(guard):
-            b = self.program.owner(address)
-            found.append(f"*({self.pointer(b, address - b.base)})")
-        return " && ".join(found)
+        return " && ".join(f"*({self.at(np.array(address))})" for address in sorted(guard))
 
     def heads(self) -> dict[int, tuple[int, Op]]:
         """Returns {head: (number of rows, a store that moves it)}."""
@@ -616,7 +611,7 @@ class Printer:
         for b in self.program.states:
             if b.data is None or not np.any(b.data):
                 continue
-            data = self.initial(b, np.asarray(b.data).reshape(-1))
+            data = np.asarray(b.data).reshape(-1).astype(b.dtype.replace("fixed", "int"))
             target = self.state(b)
             if np.all(data == data[0]):
                 yield f"    for (int i = 0; i < {b.size}; i++)"
@@ -624,20 +619,6 @@ class Printer:
             else:
                 table = self.table(data, "", f"{self.names[b]}_first")
                 yield f"    memcpy({target}, {table}, {b.size} * sizeof({TYPES[b.dtype]}));"
-
-    def initial(self, b, data):
-        """Returns the initial values of a state in its type."""
-        return data.astype(b.dtype)
-
-    def bytes_of_sums(self, columns):
-        """Returns the size of the sums of a product on the stack."""
-        return columns * _BYTES[self.real]
-
-    def more_declarations(self):
-        return ""
-
-    def more_code(self):
-        return ""
 
     def members(self):
         """Returns the members of the state's struct, and its size."""
@@ -676,12 +657,21 @@ class Printer:
         names = ", ".join(map(_string, about.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
         delay, rate = map(_common, (about.delay, about.rate))
+        is_fixed = self.real == "int16_t"
         if (delay, rate) != (0, 1):
             names = (
                 "/* Step DELAY + RATE * n writes output n of the model; other steps write "
-                f"{self.nothing}. */\n"
+                f"{'INT16_MIN' if is_fixed else 'NAN'}. */\n"
                 f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
             )
+        conversions = ""
+        if is_fixed:
+            conversions = (
+                "\n/* For tests: convert inputs from, and outputs to, floating point. */\n"
+                f"void {self.prefix}_dequantize(const int16_t *q, float *y);\n"
+            )
+            if not about.takes_token:
+                conversions += f"void {self.prefix}_quantize(const float *x, int16_t *q);\n"
         values = {
             "UPPER": upper,
             "PREFIX": self.prefix,
@@ -699,9 +689,15 @@ class Printer:
             ),
             "RESET": self.reset_signature(),
             "STEP": self.signature(),
-            "MORE": self.more_declarations(),
+            "MORE": conversions,
         }
         return filled_template("model.h", values)
+
+
+def reads_integers(program: Program, op: Op) -> bool:
+    """Returns whether all variable operands of a map are integers or conditions."""
+    owners = [b for cells in op.args for b in program.owners(cells)]
+    return all(b.dtype in ("int64", "bool") for b in owners if b.kind != "constant")
 
 
 def _size_of(kind):

@@ -38,13 +38,14 @@ class Buffer:
     """Consecutive numbers.
 
     Attributes:
-        kind: "input", "state", "constant" or "work".
+        kind: "input", "state", "constant", "work" or "output".
         base: Address of the first number.
         shape, dtype: As of an array.
         data: Array of the values of a constant, and of the initial values of a state.
         scope: Path of the layer that it belongs to.
         name: What it holds, such as "kernel".
         ring: `Ring` of a state, or None.
+        bits: Number of fractional bits of integers: q stands for q / 2**bits.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Buffer:
     scope: str = ""
     name: str = ""
     ring: Ring | None = None
+    bits: int = 0
 
     @property
     def size(self) -> int:
@@ -74,22 +76,27 @@ Guard = frozenset[int]  # addresses of conditions that all hold where a result i
 class Op:
     """An operation that writes a buffer.
 
-    - "map": an element-by-element function `name` of the vectors `args`;
+    - "map": an element-by-element function `name`, of Keras or in C, of the vectors `args`, and of
+      tables: args of shape (1, n);
     - "product": args[0] + sum_i args[i] matrices[i], with args[0] of shape (rows, n), the other
       args of shapes (rows, m_i), and matrices (m_i, n);
     - "dot": the sums over the first axis of args[0] * args[1], both of shape (terms, n);
     - "reduce": the sums, maxima, ... (`name`) over the first axis of args[0], of shape (terms, n);
     - "gather": the row args[0] of the table matrices[0];
     - "copy": args[0];
-    - "store": args[0], written to a state; to a ring, as its newest row.
+    - "store": args[0], written to a state; to a ring, as its newest row;
+    - "call": the C function `name` of a row of the results, of the rows of `args` (an empty one is
+      NULL), and of `numbers`.
 
     Attributes:
         kind, name: See above.
-        buffer: The buffer that it writes.
+        buffer, start: The buffer that it writes, and its first element there.
         args: Arrays of addresses.
         matrices: Arrays of numbers.
         scope: Path of the layer that it belongs to.
         guard: `Guard` outside of which nothing reads its result.
+        numbers: Integers.
+        words: Words of a C function, and what replaces them.
     """
 
     kind: str
@@ -99,6 +106,9 @@ class Op:
     matrices: list[np.ndarray] = dataclasses.field(default_factory=list)
     scope: str = ""
     guard: Guard = frozenset()
+    start: int = 0
+    numbers: Sequence[int] = ()
+    words: dict[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> int:

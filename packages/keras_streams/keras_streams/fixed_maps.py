@@ -1,150 +1,126 @@
-"""Maps of fixed-point numbers: the C statements for one element of a loop."""
+"""Maps of fixed-point numbers: operations on integers in place of those of a loop.
+
+Functions of one variable, such as tanh, are tables of 513 values with linear interpolation. Where
+that is closer, a table has 32 values for each power of two, as for a function of a logarithm.
+"""
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
-from keras_streams.c_source import TYPES
-from keras_streams.cells import pieces
+from keras_streams.c_source import reads_integers
+from keras_streams.cells import Buffer, Op, Program
+from keras_streams.fixed_formats import MEAN_BITS, WIDE_BITS, fractional_bits
 from keras_streams.lower import MAPS
+from keras_streams.passes import Group, uniform
 
-SIZES = {"int8": 16, "int16": 16, "int32": 32, "fixed64": 64}  # bits of an element, by dtype
-WIDE_BITS = 30  # of a number with 32 bits
-MEAN_BITS = 46  # of a mean over all steps: the share of one among 2^30 steps counts
+SIZES = {"int8": 16, "int16": 16, "int32": 32, "fixed64": 64, "int64": 64, "bool": 64}  # in bits
 _SEGMENTS = 512  # in a table
 _PER_POWER = 32  # segments for each power of two, in the other kind of table
 _GOOD_ENOUGH = 32  # of 32767, error of a table
-_HEADROOM = 1.25  # for inputs larger than the representative ones
 _CURVES = {  # functions that are tables
     *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Sin", "Cos", "Power", "Mod"),
 }
 _EXACT = {"Sqrt", "Rsqrt", "Log", "Log1p", "Divide", "Reciprocal"}  # that are not
 
 
-def fractional_bits(largest: float, limit: int = 15) -> int:
-    """Returns the most fractional bits with which values up to `largest` fit into 16 bits.
+def integers(values: Any, bits: int, dtype: str) -> np.ndarray:
+    """Returns numbers as integers with fractional bits."""
+    limits = np.iinfo(dtype.replace("fixed", "int"))
+    values = np.asarray(values, "float64") * 2.0**bits
+    values = np.rint(np.nan_to_num(values, posinf=limits.max, neginf=limits.min))
+    return np.clip(values, limits.min, limits.max).astype(limits.dtype)
 
-    With a `limit` of 30, into 32 bits.
-    """
-    if largest == 0:
-        return 15
-    return min(math.floor(math.log2((2**limit - 1) / (_HEADROOM * largest))), limit + 15)
+
+def constant(
+    program: Program,
+    values: Any,
+    bits: int = 0,
+    scope: str = "",
+    name: str = "constant",
+    dtype: str = "int16",
+) -> np.ndarray:
+    """Returns the addresses of constants as integers with fractional bits."""
+    values = integers(values, bits, dtype)
+    buffer = program.buffer("constant", values.shape, dtype, data=values, scope=scope, name=name)
+    buffer.dtype, buffer.bits = dtype, bits
+    return buffer.cells
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """An element as C.
+    """Addresses of a number in each pass, its fractional bits, and the size of values in bits."""
 
-    Attributes:
-        text: Expression.
-        bits: Number of fractional bits.
-        size: Number of bits, with the sign, that its values need.
-        long: Whether its type is `int64_t`, not `int32_t`.
-    """
-
-    text: str
+    cells: np.ndarray
     bits: int
-    size: int = 16
-    long: bool = False
+    size: int = 16  # with the sign
 
 
-class Body:
-    """Translates a group of maps to integer statements for one element.
+class Loop:
+    """Translates maps whose operands have one stride, from those whose results are kept.
 
     Attributes:
-        lines: The statements.
-        outputs: Dict from name to (C type, pointer) of the results that are kept.
+        group: The operations on integers.
     """
 
-    def __init__(self, printer, group, parameters, cut):
-        self.printer, self.program, self.bits = printer, printer.program, printer.bits
-        self.scope, self.parameters, self.cut = group[0].scope, parameters, cut
-        self.lines, self.outputs, self.found = [], {}, {}
+    def __init__(
+        self,
+        program: Program,
+        group: Group,
+        kept: set[Buffer],
+        ranges: dict[Buffer, tuple[float, float]],
+    ) -> None:
+        self.program, self.ranges = program, ranges
+        self.like, self.count = group[0], len(group[0].args[0])
         self.ops = {op.buffer: op for op in group}
-        self.variables = {}  # buffer: the operands that it depends on
-        self.curved = {}  # buffer: whether a tabulated function is among its operations
+        self.found: dict[Buffer, Number] = {}
+        self.group: Group = []
         for op in group:
-            depends, curved = set(), op.name in _CURVES | _EXACT
-            if op.name == "Divide":
-                curved = self.uniform(op.args[1]) is None
-            for cells in op.args:
-                if self.uniform(cells) is not None:
-                    continue
-                b = self.owner(cells)
-                depends |= self.variables[b] if b in self.ops else {self.key(cells)}
-                curved |= b in self.ops and self.curved[b]
-            self.variables[op.buffer], self.curved[op.buffer] = depends, curved
-        for op in group:
-            if op.buffer in printer.kept:
+            if op.buffer in kept:
                 self.store(op)
+
+    def emit(self, name: str, args: list, bits: int, size: int) -> Number:
+        """Adds an operation on `Number`s, addresses and integers, and returns its result."""
+        op = self.like
+        buffer = self.program.buffer("work", (self.count,), "int64", scope=op.scope)
+        buffer.dtype, buffer.bits = "int64" if size > 32 else "int32", bits
+        cells = [self.cells(x) for x in args]
+        self.group.append(Op("map", name, buffer, cells, scope=op.scope, guard=op.guard))
+        return Number(buffer.cells, bits, size)
+
+    def cells(self, x):
+        if isinstance(x, Number):
+            return x.cells
+        return np.repeat(self.program.constant(x), self.count) if isinstance(x, int) else x
 
     # Operands
 
     def owner(self, cells):
-        return self.program.owner(int(cells[self.cut[0]]))
-
-    def key(self, cells):
-        a, b = self.cut
-        (p,) = pieces(self.program, cells[a:b])
-        return p.buffer, p.offset, p.stride if b - a > 1 else 0
-
-    def uniform(self, cells):
-        """Returns the value of a constant operand, or None."""
-        values = self.program.values(cells[self.cut[0] : self.cut[1]])
-        same = values is not None and (np.all(values == values[0]) or np.all(np.isnan(values)))
-        return float(values[0]) if same else None
-
-    def element_text(self, buffer, offset, stride):
-        """Returns an element of a buffer as C."""
-        key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
-        return self.printer.element(self.parameters, key)
-
-    def element_of(self, buffer, offset, stride):
-        """Returns an element of a buffer as a `Number`."""
-        text = self.element_text(buffer, offset, stride)
-        if buffer.dtype in ("int64", "bool"):
-            return Number(f"(int64_t){text}", 0, 64, True)
-        size = SIZES[buffer.dtype]
-        return Number(text, self.bits(buffer), size, size > 32)
+        return self.program.owner(int(cells[0]))
 
     def operand(self, cells):
         """Returns an operand as a float or a `Number`."""
-        value = self.uniform(cells)
+        value = uniform(self.program, cells)
         if value is not None:
-            return 0.0 if math.isnan(value) else value
-        b = self.owner(cells)
+            return 0.0 if math.isnan(value) else float(value)
+        b, values = self.owner(cells), self.program.values(cells)
         if b in self.ops:
-            return self.value(self.ops[b])
-        values = self.program.values(cells[self.cut[0] : self.cut[1]])
+            return self.value(b)
         if values is not None:
             bits = fractional_bits(float(np.max(np.abs(values))))
-            table = self.printer.quantized(values, bits, self.scope, "constant")
-            text = self.printer.element(self.parameters, (table, "int16_t", 1))
-            return Number(text, bits)
-        return self.element_of(*self.key(cells))
+            return Number(constant(self.program, values, bits, self.like.scope), bits)
+        return Number(cells, b.bits, SIZES[b.dtype])
 
-    def numbers(self, op):
-        """Returns the operands, at least one of them variable, with constants as `Number`s."""
-        found = [self.operand(cells) for cells in op.args]
-        return [
-            self.aligned(x, fractional_bits(abs(x))) if isinstance(x, float) else x for x in found
-        ]
+    def operands(self, op):
+        return [self.operand(cells) for cells in op.args]
 
-    def in_32(self, x):
-        """Returns a number with at most 32 bits."""
-        if x.size <= 32:
-            return x
-        return self.fitted(x, x.bits - (MEAN_BITS - WIDE_BITS if x.bits > 0 else 0), 32)
-
-    def named(self, x):
-        """Returns a number that is read twice."""
-        return x if "(" not in x.text else self.local(x)
-
-    def local(self, x):
-        name = f"t{len(self.lines)}"
-        self.lines.append(f"const {'int64_t' if x.long else 'int32_t'} {name} = {x.text};")
-        return dataclasses.replace(x, text=name)
+    def whole(self, cells):
+        """Returns integers or conditions, after those of the loop are computed."""
+        if self.owner(cells) in self.ops:
+            self.value(self.owner(cells))
+        return cells
 
     # Fractional bits
 
@@ -153,244 +129,187 @@ class Body:
         if isinstance(x, float):
             limit = 2.0**WIDE_BITS
             value = round(min(max(x * 2.0**bits, -limit), limit))
-            return Number(f"({value})" if value < 0 else str(value), bits, value.bit_length() + 1)
+            return Number(self.cells(value), bits, value.bit_length() + 1)
         shift = max(min(x.bits - bits, 62), -62)
         if shift == 0:
             return dataclasses.replace(x, bits=bits)
         size = x.size - shift if shift < 0 else max(x.size - shift + 1, 2)
         if max(size, x.size) <= 31 and shift < 31:
-            return Number(f"{self.printer.use('shifted')}({x.text}, {shift})", bits, size)
+            return self.emit("shifted", [x, shift], bits, size)
         if size > 62:
-            return Number(f"{self.printer.use('raised')}({x.text}, {-shift})", bits, 62, True)
-        return Number(f"{self.printer.use('align')}({x.text}, {shift})", bits, size, True)
+            return self.emit("raised", [x, -shift], bits, 62)
+        return self.emit("align", [x, shift], bits, size)
 
     def clipped(self, x, size):
-        name = f"clip{size}" + ("_long" if size == 16 and x.long else "")
-        return Number(f"{self.printer.use(name)}({x.text})", x.bits, size, size > 32)
+        name = f"clip{size}" + ("_long" if size == 16 and x.size > 32 else "")
+        return self.emit(name, [x], x.bits, size)
 
     def fitted(self, x, bits, size):
         """Returns a number with the given fractional bits that fits into `size` bits."""
-        return self.local(self.clipped(self.aligned(x, bits), size))
+        return self.clipped(self.aligned(x, bits), size)
 
-    def store(self, op):
-        """Adds the statement that keeps a result."""
-        b, name = op.buffer, f"y{len(self.outputs)}"
-        if b.dtype in ("int64", "bool"):
-            text = self.whole(op)
-        elif op.name == "Where" and self.uniform(op.args[2]) != self.uniform(op.args[2]):
-            # Nothing, at steps without an output.
-            value = self.clipped(self.aligned(self.operand(op.args[1]), self.bits(b)), 16)
-            text = f"{self.whole_operand(op.args[0])} ? {value.text} : INT16_MIN"
-        else:
-            value, size = self.value(op), SIZES[b.dtype]
-            is_fit = (value.bits, value.size) == (self.bits(b), size)
-            text = (value if is_fit else self.clipped(self.aligned(value, self.bits(b)), size)).text
-        self.outputs[name] = TYPES[b.dtype], self.printer.pointer(b, self.cut[0])
-        self.lines.append(f"{name}[i] = {text};")
-
-    # Integers and conditions
-
-    def whole(self, op):
-        """Returns an operation on integers and conditions, or a comparison, as C."""
-        if op.name == "Isnan":
-            return "0"  # integers are never NaN
-        if self.printer.reads_integers(op) or op.name in ("LogicalAnd", "LogicalOr", "LogicalNot"):
-            texts = [self.whole_operand(cells) for cells in op.args]
-            if op.name == "Mod":
-                return f"{self.printer.use('remainder_of')}({texts[0]}, {texts[1]})"
-            return MAPS[op.name].c.format(*texts)
-        numbers = [self.operand(cells) for cells in op.args]
-        if op.buffer.dtype != "bool" or len(numbers) != 2:
-            raise ValueError(f"The operation {op.name!r} has no integer version.")
-        bits = min(n.bits for n in numbers if isinstance(n, Number))
-        return MAPS[op.name].c.format(*(self.aligned(n, bits).text for n in numbers))
-
-    def whole_operand(self, cells):
-        value = self.uniform(cells)
-        if value is not None:
-            return f"({int(value)})"
-        b = self.owner(cells)
-        if b not in self.ops:
-            return self.element_text(*self.key(cells))
-        if b not in self.found:
-            text = self.whole(self.ops[b])
-            name = f"t{len(self.lines)}"
-            self.lines.append(f"const {TYPES[b.dtype]} {name} = {text};")
-            self.found[b] = Number(name, 0, 64, True)
-        return self.found[b].text
+    def in_32(self, x):
+        """Returns a number with at most 32 bits."""
+        if isinstance(x, float):
+            return self.aligned(x, fractional_bits(abs(x)))
+        less = MEAN_BITS - WIDE_BITS if x.bits > 0 else 0
+        return x if x.size <= 32 else self.fitted(x, x.bits - less, 32)
 
     # Operations
 
-    def value(self, op):
-        """Returns an operation's result as a `Number`."""
+    def store(self, op):
+        """Adds the operations whose result is kept."""
         b = op.buffer
         if b.dtype in ("int64", "bool"):
-            self.whole_operand(b.cells.reshape(-1))
+            self.value(b)
+            return
+        other = uniform(self.program, op.args[-1])
+        if op.name == "Where" and other != other:
+            # Nothing, at steps without an output.
+            value = self.fitted(self.operand(op.args[1]), b.bits, 16)
+            value = self.emit("Where", [self.whole(op.args[0]), value, -32768], b.bits, 16)
+        else:
+            value = self.value(b)
+            if (value.bits, value.size) != (b.bits, SIZES[b.dtype]):
+                value = self.fitted(value, b.bits, SIZES[b.dtype])
+        self.group.append(dataclasses.replace(op, name="Cast", args=[value.cells]))
+
+    def value(self, b):
+        """Returns a result of the loop as a `Number`."""
+        op = self.ops[b]
+        if b not in self.found and b.dtype in ("int64", "bool"):
+            self.group.append(self.of_integers(op))
+            self.found[b] = Number(b.cells.reshape(-1)[op.start :][: self.count], 0, 64)
         elif b not in self.found:
             self.found[b] = self.compute(op)
         return self.found[b]
 
+    def of_integers(self, op):
+        """Returns an operation on integers and conditions, or a comparison."""
+        if op.name == "Isnan":  # integers are never NaN
+            return dataclasses.replace(op, name="Cast", args=[self.cells(0)])
+        if reads_integers(self.program, op) or op.name.startswith("Logical"):
+            return dataclasses.replace(op, args=[self.whole(cells) for cells in op.args])
+        if op.buffer.dtype != "bool":
+            raise ValueError(f"The operation {op.name!r} has no integer version.")
+        numbers = self.operands(op)
+        bits = min(n.bits for n in numbers if isinstance(n, Number))
+        return dataclasses.replace(op, args=[self.aligned(n, bits).cells for n in numbers])
+
     def compute(self, op):
-        b = op.buffer
-        if self.curved[b] and len(self.variables[b]) == 1 and not self.is_exact(op):
-            return self.tabulated(op)
+        bits, size = op.buffer.bits, SIZES[op.buffer.dtype]
+        ops, variables = self.origins(op)
+        is_curved = any(
+            uniform(self.program, one.args[1]) is None
+            if one.name == "Divide"
+            else one.name in _CURVES | _EXACT
+            for one in ops.values()
+        )
+        is_narrow = all(b.dtype == "int16" for b in ops)
+        if is_curved and len(variables) == 1 and is_narrow and op.name not in _EXACT:
+            return self.tabulated(op, ops, *variables.values())
         if op.name in _CURVES:
-            x, *more = (self.operand(cells) for cells in op.args)
+            x, *more = self.operands(op)
             if all(isinstance(y, float) for y in more):
-                limits = self.printer.range_of(self.owner(op.args[0]))
+                limits = self.ranges.get(self.owner(op.args[0]), (0.0, 0.0))
                 return self.lookup(lambda x: MAPS[op.name].numpy(x, *more), x, op, limits)
-        method = getattr(self, op.name.lower(), None)
-        if method is None or op.name in _CURVES:
+        if op.name not in _RULES:
             raise ValueError(
                 f"The operation {op.name!r} has no integer version. Export without `quantization`."
             )
-        return self.fitted(method(op, self.bits(b)), self.bits(b), SIZES[b.dtype])
+        return self.fitted(_RULES[op.name](self, op), bits, size)
 
-    def add(self, op, bits):
-        x, y = (self.aligned(self.operand(cells), bits) for cells in op.args)
-        size, sign = max(x.size, y.size) + 1, "+" if op.name == "Add" else "-"
-        cast = "(int64_t)" if size > 32 else ""
-        return Number(f"{cast}{x.text} {sign} {y.text}", bits, size, x.long or y.long or size > 32)
+    def origins(self, op):
+        """Returns the operations of the loop that a result depends on, and what these read."""
+        ops, variables, new = {}, {}, [op]
+        while new:
+            one = new.pop()
+            ops[one.buffer] = one
+            for cells in one.args:
+                if uniform(self.program, cells) is not None:
+                    continue
+                b = self.owner(cells)
+                if b not in self.ops:
+                    variables[int(cells[0]), int(cells[-1])] = cells
+                elif b not in ops:
+                    new.append(self.ops[b])
+        return ops, variables
 
-    subtract = add
+    def aligned_map(self, op):
+        *tests, x, y = op.args
+        x, y = (self.aligned(self.operand(cells), op.buffer.bits) for cells in (x, y))
+        size = max(x.size, y.size) + (op.name in ("Add", "Subtract"))
+        return self.emit(op.name, [*map(self.whole, tests), x, y], op.buffer.bits, size)
 
-    def multiply(self, op, bits):
-        x, y = map(self.in_32, self.numbers(op))
-        return self.times(x, y)
-
-    def square(self, op, bits):
-        x = self.named(self.in_32(self.operand(op.args[0])))
-        return self.times(x, x)
+    def product(self, op):
+        x, *y = map(self.in_32, self.operands(op))
+        return self.times(x, *(y or [x]))
 
     def times(self, x, y):
-        is_short = x.size + y.size <= 32 and not (x.long or y.long)
-        size = 31 if is_short else x.size + y.size  # a product has two signs
-        cast = "" if is_short else "(int64_t)"
-        return Number(f"{cast}{x.text} * {y.text}", x.bits + y.bits, size, not is_short)
+        size = x.size + y.size  # a product has two signs
+        return self.emit("Multiply", [x, y], x.bits + y.bits, 31 if size <= 32 else size)
 
-    def divide(self, op, bits):
-        x, y = self.operand(op.args[0]), self.operand(op.args[1])
+    def quotient(self, op):
+        x, y = [1.0, *self.operands(op)][-2:]
         if isinstance(y, float):
-            return self.times(self.in_32(x), self.aligned(1 / y, fractional_bits(abs(1 / y))))
-        return self.quotient(x, y, bits, SIZES[op.buffer.dtype])
-
-    def reciprocal(self, op, bits):
-        return self.quotient(1.0, self.operand(op.args[0]), bits, SIZES[op.buffer.dtype])
-
-    def quotient(self, x, y, bits, size):
-        if isinstance(x, float):
-            x = self.aligned(x, fractional_bits(abs(x)))
-        x = x if size == 64 else self.in_32(x)
+            return self.times(self.in_32(x), self.in_32(1 / y))
+        is_mean = op.buffer.dtype == "fixed64" and isinstance(x, Number)
+        x = x if is_mean else self.in_32(x)
         y = y if y.bits == 0 else self.in_32(y)
-        extra = min(max(bits - x.bits + y.bits, 0), 62 - min(x.size, 62))
-        text = f"{self.printer.use('divide')}({x.text}, {y.text}, {extra})"
-        return Number(text, extra + x.bits - y.bits, x.size + extra, True)
+        extra = min(max(op.buffer.bits - x.bits + y.bits, 0), 62 - min(x.size, 62))
+        return self.emit("divide", [x, y, extra], extra + x.bits - y.bits, x.size + extra)
 
-    def maximum(self, op, bits):
-        x, y = (self.named(self.aligned(self.operand(cells), bits)) for cells in op.args)
-        text = MAPS[op.name].c.format(x.text, y.text)
-        return Number(text, bits, max(x.size, y.size), x.long or y.long)
+    def same_bits(self, op):
+        (x,) = self.operands(op)
+        return x if op.name == "Cast" else self.emit(op.name, [x], x.bits, x.size)
 
-    minimum = maximum
-
-    def where(self, op, bits):
-        test = self.whole_operand(op.args[0])
-        x, y = (self.aligned(self.operand(cells), bits) for cells in op.args[1:])
-        text = f"{test} ? {x.text} : {y.text}"
-        return Number(text, bits, max(x.size, y.size), x.long or y.long)
-
-    def negative(self, op, bits):
-        x = self.operand(op.args[0])
-        return dataclasses.replace(x, text=f"-{self.named(x).text}")
-
-    def absolute(self, op, bits):
-        x = self.named(self.operand(op.args[0]))
-        return dataclasses.replace(x, text=f"{x.text} < 0 ? -{x.text} : {x.text}")
-
-    def floor(self, op, bits):
-        x = self.operand(op.args[0])
+    def floor(self, op):
+        (x,) = self.operands(op)
         shift = min(max(x.bits, 0), x.size - 1)
-        return dataclasses.replace(x, text=f"({x.text} >> {shift})", bits=x.bits - shift)
+        return self.emit("Shift", [x, shift], x.bits - shift, x.size)
 
-    def cast(self, op, bits):
-        return self.operand(op.args[0])
-
-    def sqrt(self, op, bits):
-        return self.root_of(self.in_32(self.operand(op.args[0])))
-
-    def rsqrt(self, op, bits):
-        root = self.root_of(self.in_32(self.operand(op.args[0])))
-        place = min(bits + root.bits, 62)
-        text = f"{self.printer.use('divide')}(1, {root.text}, {place})"
-        return Number(text, place - root.bits, 63, True)
-
-    def root_of(self, x):
+    def root(self, op):
+        x = self.in_32(*self.operands(op))
         more = WIDE_BITS + x.bits % 2
-        text = f"(int64_t)({x.text} < 0 ? 0 : {x.text}) * ((int64_t)1 << {more})"
-        return Number(f"{self.printer.use('root')}({text})", (x.bits + more) // 2, 32, True)
+        root = self.emit("root", [x, more], (x.bits + more) // 2, 32)
+        if op.name == "Sqrt":
+            return root
+        place = min(op.buffer.bits + root.bits, 62)
+        return self.emit("divide", [1, root, place], place - root.bits, 63)
 
-    def log(self, op, bits):
-        return self.logarithm(self.in_32(self.operand(op.args[0])))
-
-    def log1p(self, op, bits):
-        x = self.in_32(self.operand(op.args[0]))
-        text = f"{x.text} + (int64_t){2 ** max(x.bits, 0)}"
-        return self.logarithm(self.local(Number(text, x.bits, 33 + max(x.bits, 0), True)))
-
-    def logarithm(self, x):
-        table = self.printer.quantized(
-            np.log2(1 + np.arange(257) / 256), 24, "", "log2_table", "int32_t"
-        )
-        found = f"{self.printer.use('log2_of')}({table}, {x.text} < 1 ? 1 : {x.text})"
-        text = f"({found} - {x.bits} * (int64_t)16777216) * {round(math.log(2) * 2**30)}"
-        return Number(text, 54, 62, True)
+    def logarithm(self, op):
+        x = self.in_32(*self.operands(op))
+        if op.name == "Log1p":
+            whole = max(x.bits, 0)
+            x = self.emit("Add", [x, 2**whole], x.bits, 33 + whole)
+        values = np.log2(1 + np.arange(257) / 256)
+        table = constant(self.program, values, 24, name="log2_table", dtype="int32")
+        return self.emit("logarithm_by_table", [table[None], x, x.bits], 54, 62)
 
     # Tables
 
-    def is_exact(self, op):
-        """Returns whether an operation has a better version than a table."""
-        if op.name in _EXACT:
-            return True
-        chain = [op]
-        while chain:
-            one = chain.pop()
-            if one.buffer.dtype in ("int32", "int64", "fixed64", "bool"):
-                return True
-            for cells in one.args:
-                b = self.owner(cells) if self.uniform(cells) is None else None
-                if b in self.ops:
-                    chain.append(self.ops[b])
-        return False
-
-    def tabulated(self, op):
+    def tabulated(self, op, ops, variable):
         """Returns a function of one variable as a table lookup."""
-        ((buffer, offset, stride),) = self.variables[op.buffer]
-        if buffer.dtype in ("int64", "bool"):
+        b = self.owner(variable)
+        if b.dtype in ("int64", "bool"):
             raise ValueError(f"The operation {op.name!r} of integers has no integer version.")
 
         def function(places):
             values = {}
+            for one in (one for one in self.ops.values() if one.buffer in ops):
+                args = []
+                for cells in one.args:
+                    value = uniform(self.program, cells)
+                    args.append(values.get(self.owner(cells), places) if value is None else value)
+                values[one.buffer] = MAPS[one.name].numpy(*args)
+            return np.broadcast_to(values[op.buffer], places.shape)
 
-            def value(cells):
-                known = self.uniform(cells)
-                if known is not None:
-                    return known
-                b = self.owner(cells)
-                if b not in self.ops:
-                    return places
-                if b not in values:
-                    one = self.ops[b]
-                    values[b] = MAPS[one.name].numpy(*map(value, one.args))
-                return values[b]
-
-            return np.broadcast_to(value(op.buffer.cells.reshape(-1)), places.shape)
-
-        x = self.element_of(buffer, offset, stride)
-        return self.lookup(function, x, op, self.printer.range_of(buffer))
+        return self.lookup(function, self.operand(variable), op, self.ranges.get(b, (0.0, 0.0)))
 
     def lookup(self, function, x, op, limits):
         """Returns a table lookup, in the finest grid beyond which the function is constant."""
-        bits, name = fractional_bits(self.printer.largest_of(op.buffer)), op.name.lower()
+        low, high = self.ranges.get(op.buffer, (0.0, 0.0))
+        bits = fractional_bits(max(-low, high, 0.0))
         x_bits = min(x.bits, fractional_bits(max(map(abs, limits)))) if x.size > 16 else x.bits
         places = np.linspace(-32768, 32768, _SEGMENTS + 1)
         with np.errstate(all="ignore"):
@@ -405,40 +324,49 @@ class Body:
                     break
                 x_bits += 1
                 whole = np.nan_to_num(function(places / 2.0**x_bits))
-        helper, table = self.curve(function, x_bits, bits, *limits, name)
         place = self.aligned(x, x_bits)
         place = place if (place.bits, place.size) == (x.bits, 16) else self.clipped(place, 16)
-        return self.local(Number(f"{helper}({table}, {place.text})", bits))
+        name, values = _curve(function, x_bits, bits, limits)
+        table = constant(self.program, values, name=f"{op.name.lower()}_table")
+        return self.emit(name, [table[None], place], bits, 16)
 
-    def curve(self, function, bits, y_bits, low, high, name):
-        """Returns the function that interpolates a table, and the table's name.
 
-        Args:
-            function: Function of one array.
-            bits, y_bits: Fractional bits of the variable and of the function.
-            low, high: Range of the variable on representative inputs.
-            name: Name of the function.
-        """
+def _curve(function, bits, y_bits, limits):
+    """Returns the C function that interpolates a table, and the table's values.
 
-        def values(places):
-            with np.errstate(all="ignore"):
-                found = np.nan_to_num(function(places)) * 2.0**y_bits
-            return np.clip(np.rint(found), -32768, 32767)
+    Args:
+        function: Function of one array.
+        bits, y_bits: Fractional bits of the variable and of the function.
+        limits: Range of the variable on representative inputs.
+    """
 
-        ends = (int(np.clip(np.rint(end * 2.0**bits), -32767, 32767)) for end in (low, high))
-        first, last = ends
-        x = np.arange(first, last + 1) / 2.0**bits
-        even = np.linspace(-32768, 32768, _SEGMENTS + 1) / 2.0**bits
-        q = np.arange(11 * _PER_POWER + 1)
-        shift = np.maximum(q // _PER_POWER - 1, 0)
-        q = (q - _PER_POWER * shift) << shift
-        powers = np.concatenate([-q[:0:-1], q]) / 2.0**bits
-        errors = [
-            np.max(np.abs(np.interp(x, places, values(places)) - values(x)), initial=0)
-            for places in (even, powers)
-        ]
-        # A table of powers is larger, and slower to read.
-        is_even = errors[0] <= max(4 * errors[1], _GOOD_ENOUGH)
-        table = values(even if is_even else powers).astype("int16")
-        called = self.printer.use("function" if is_even else "function_by_powers")
-        return called, self.printer.table(table, "", f"{name}_table", "int16_t")
+    def values(places):
+        with np.errstate(all="ignore"):
+            found = np.nan_to_num(function(places)) * 2.0**y_bits
+        return np.clip(np.rint(found), -32768, 32767)
+
+    first, last = np.clip(np.rint(np.array(limits) * 2.0**bits), -32767, 32767)
+    x = np.arange(first, last + 1) / 2.0**bits
+    even = np.linspace(-32768, 32768, _SEGMENTS + 1) / 2.0**bits
+    q = np.arange(11 * _PER_POWER + 1)
+    shift = np.maximum(q // _PER_POWER - 1, 0)
+    q = (q - _PER_POWER * shift) << shift
+    powers = np.concatenate([-q[:0:-1], q]) / 2.0**bits
+    errors = [
+        np.max(np.abs(np.interp(x, places, values(places)) - values(x)), initial=0)
+        for places in (even, powers)
+    ]
+    if errors[0] <= max(4 * errors[1], _GOOD_ENOUGH):  # smaller, and faster to read
+        return "function", values(even)
+    return "function_by_powers", values(powers)
+
+
+_RULES = {
+    **dict.fromkeys(["Add", "Subtract", "Maximum", "Minimum", "Where"], Loop.aligned_map),
+    **dict.fromkeys(["Multiply", "Square"], Loop.product),
+    **dict.fromkeys(["Divide", "Reciprocal"], Loop.quotient),
+    **dict.fromkeys(["Negative", "Absolute", "Cast"], Loop.same_bits),
+    "Floor": Loop.floor,
+    **dict.fromkeys(["Sqrt", "Rsqrt"], Loop.root),
+    **dict.fromkeys(["Log", "Log1p"], Loop.logarithm),
+}

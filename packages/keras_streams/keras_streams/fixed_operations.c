@@ -1,5 +1,5 @@
-/* The operations of a step of integers. `FixedPrinter` copies those that a model needs, with the
-   words in capitals replaced. */
+/* The operations of a step of integers. `Printer` copies those that a model needs, with the words
+   in capitals replaced. */
 
 /* Clips to 16 bits without INT16_MIN, which marks no output. */
 static inline int16_t clip16(int32_t x)
@@ -58,8 +58,8 @@ static inline int32_t scaled(int32_t sum, int32_t scale, int shift)
 #endif
 /* Columns k to k + m <= k + BLOCK of y = start + x w; w has n columns. */
 static inline void columns(
-    int k, int m, int n, int16_t *y, const int16_t *start, int start_shift, const int16_t *x,
-    int rows, const int8_t *w, const int16_t *scale, int shift)
+    int k, int m, int n, int16_t *y, const int16_t *x, const int16_t *start, const int8_t *w,
+    const int16_t *scale, int rows, int start_shift, int shift)
 {
     int32_t sum[BLOCK];
     for (int j = 0; j < m; j++)
@@ -78,21 +78,21 @@ static inline void columns(
 }
 
 /* y = start + x w, with a scale for each column; start may be NULL. */
-static void product_N(
-    int16_t *y, const int16_t *start, int start_shift, const int16_t *x, int rows,
-    const int8_t *w, const int16_t *scale, int shift)
+static void product_int8_N(
+    int16_t *y, const int16_t *x, const int16_t *start, const int8_t *w, const int16_t *scale,
+    int rows, int start_shift, int shift)
 {
     int k = 0;
     for (; k + BLOCK <= N; k += BLOCK)
-        columns(k, BLOCK, N, y, start, start_shift, x, rows, w, scale, shift);
+        columns(k, BLOCK, N, y, x, start, w, scale, rows, start_shift, shift);
     if (N % BLOCK)
-        columns(k, N % BLOCK, N, y, start, start_shift, x, rows, w, scale, shift);
+        columns(k, N % BLOCK, N, y, x, start, w, scale, rows, start_shift, shift);
 }
 
 /* Columns k to k + m of y = start + x w, for many rows; w has one column after the other. */
 static inline void some_columns(
-    int k, int m, int16_t *y, const int16_t *start, int start_shift, const int16_t *x, int rows,
-    const int8_t *w, const int16_t *scale, int shift)
+    int k, int m, int16_t *y, const int16_t *x, const int16_t *start, const int8_t *w,
+    const int16_t *scale, int rows, int start_shift, int shift)
 {
     int32_t sum[4] = {0};
     for (int i = 0; i < rows; i++)
@@ -106,21 +106,21 @@ static inline void some_columns(
 }
 
 /* y = start + x w, with a scale for each of the n columns; start may be NULL. */
-static void rows_product(
-    int n, int16_t *y, const int16_t *start, int start_shift, const int16_t *x, int rows,
-    const int8_t *w, const int16_t *scale, int shift)
+static void rows_product_int8(
+    int16_t *y, const int16_t *x, const int16_t *start, const int8_t *w, const int16_t *scale,
+    int n, int rows, int start_shift, int shift)
 {
     int k = 0;
     for (; k + 4 <= n; k += 4)
-        some_columns(k, 4, y, start, start_shift, x, rows, w, scale, shift);
+        some_columns(k, 4, y, x, start, w, scale, rows, start_shift, shift);
     if (n % 4)
-        some_columns(k, n % 4, y, start, start_shift, x, rows, w, scale, shift);
+        some_columns(k, n % 4, y, x, start, w, scale, rows, start_shift, shift);
 }
 
 /* y = start + x w, with a shift for each of the n columns. */
-static void wide_product(
-    int32_t *y, int n, const int32_t *start, const REAL *x, int rows,
-    const int16_t *w, const int8_t *shift)
+static void product_int16(
+    int32_t *y, const REAL *x, const int32_t *start, const int16_t *w, const int8_t *shift, int n,
+    int rows)
 {
     for (int k = 0; k < n; k++, w += rows) {
         int64_t sum = 0;
@@ -132,8 +132,8 @@ static void wide_product(
 
 /* The sums of the terms a * b, with `shift` fewer fractional bits. */
 static void sum_products(
-    int16_t *y, int n, int terms, const int16_t *a, int a_term, int a_step,
-    const int16_t *b, int b_term, int b_step, int shift)
+    int16_t *y, const int16_t *a, const int16_t *b, int n, int terms,
+    int a_term, int a_step, int b_term, int b_step, int shift)
 {
     for (int i = 0; i < n; i++) {
         int64_t sum = 0;
@@ -144,7 +144,7 @@ static void sum_products(
 }
 
 static void reduce_NAME_OUT(
-    OUT *y, int n, int terms, const REAL *x, int term, int step, int shift)
+    OUT *y, const REAL *x, int n, int terms, int term, int step, int shift)
 {
     for (int i = 0; i < n; i++) {
         int64_t found = x[i * step];
@@ -174,27 +174,30 @@ static inline int32_t function_by_powers(const int16_t *table, int32_t x)
     return at[0] + (((at[sign] - at[0]) * part + (1 << shift >> 1)) >> shift);
 }
 
-/* The square root of a number below 2^62, rounded down. */
-static int64_t root(int64_t x)
+/* The square root of x * 2^shift below 2^62, rounded down; 0 for x < 0. */
+static int64_t root(int64_t x, int shift)
 {
     int64_t found = 0;
+    x = x < 0 ? 0 : x * ((int64_t)1 << shift);
     for (int64_t bit = (int64_t)1 << 30; bit; bit >>= 1)
         if ((found + bit) * (found + bit) <= x)
             found += bit;
     return found;
 }
 
-/* log2 of x > 0 with 24 fractional bits, by a table of log2(1 + i / 256). */
-static int32_t log2_of(const int32_t *table, int64_t x)
+/* The logarithm of x / 2^bits > 0 with 54 fractional bits, by a table of log2(1 + i / 256). */
+static int64_t logarithm_by_table(const int32_t *table, int64_t x, int bits)
 {
     int exponent = 0;
+    x = x < 1 ? 1 : x;
     for (; x >> exponent > 1; exponent++)
         ;
     x = exponent > 32 ? x >> (exponent - 32) : x << (32 - exponent);
     const int64_t part = x & 0xffffffff;
     const int32_t i = (int32_t)(part >> 24), rest = (int32_t)((part >> 8) & 65535);
     const int32_t more = (int32_t)(((int64_t)(table[i + 1] - table[i]) * rest) >> 16);
-    return exponent * 16777216 + table[i] + more;
+    const int64_t log2 = (exponent - bits) * (int64_t)16777216 + table[i] + more;
+    return log2 * 744261118; /* the logarithm of 2 */
 }
 
 /* a / b with extra fractional bits. */
@@ -204,21 +207,22 @@ static inline int64_t divide(int64_t a, int64_t b, int bits)
 }
 
 /* A row of a table; zeros for an index outside of it. */
-static void lookup(int16_t *y, int n, int64_t index, int rows, const int16_t *table)
+static void lookup_row(
+    int16_t *y, const int64_t *index, const int16_t *table, int n, int rows)
 {
     for (int i = 0; i < n; i++)
-        y[i] = index < 0 || index >= rows ? 0 : table[(int)index * n + i];
+        y[i] = *index < 0 || *index >= rows ? 0 : table[(int)*index * n + i];
 }
 
 /* Numbers from the upper 8 of their 16 bits. */
-static void expand(int16_t *y, int n, const int8_t *x, int stride)
+static void expand(int16_t *y, const int8_t *x, int n, int stride)
 {
     for (int i = 0; i < n; i++)
         y[i] = (int16_t)(x[i * stride] * 256);
 }
 
 /* The upper 8 of 16 bits. */
-static void shorten(int8_t *y, int n, const int16_t *x, int stride)
+static void shorten(int8_t *y, const int16_t *x, int n, int stride)
 {
     for (int i = 0; i < n; i++) {
         const int32_t rounded = (x[i * stride] + 128) >> 8;

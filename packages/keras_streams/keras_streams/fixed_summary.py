@@ -1,14 +1,16 @@
 """Which layer of integer-only C loses accuracy."""
 
+from typing import Any
+
 import numpy as np
 
-from keras_streams.cells import Buffer
 from keras_streams.compiled import FixedStream
+from keras_streams.fixed_formats import HUGE, FixedProgram, simulate
 from keras_streams.fixed_maps import SIZES
-from keras_streams.fixed_point import FixedPrinter, simulate
+from keras_streams.fixed_point import print_fixed
 
 
-def layer_table(printer: FixedPrinter, x: np.ndarray) -> list[str]:
+def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
     """Returns the lines of a table of the layers, in the order of execution.
 
     It has the largest absolute value of a layer's last result, the share of its numbers that exceed
@@ -16,50 +18,50 @@ def layer_table(printer: FixedPrinter, x: np.ndarray) -> list[str]:
     the largest value.
 
     Args:
-        printer: Printer that has printed the program.
+        fixed: The program.
+        about: As of a `Printer`.
         x: Inputs (steps, inputs), or tokens (steps,).
     """
-    stream = FixedStream(printer.print_apart())
-    of_quantize = {op.buffer for op in printer.front}
+    printer, source = print_fixed(fixed, "model", about, apart=True)
+    stream, steps = FixedStream(source), iter(x)
     scopes = {
-        op.buffer: op.scope or "model"
-        for group in printer.groups
+        op.buffer.base: op.scope or "model"
+        for group in fixed.groups
         for op in group
-        if op.buffer in printer.kept - of_quantize and op.buffer.dtype in ("int16", "int32")
+        if op.buffer in printer.kept and op.buffer.dtype in ("int16", "int32")
     }
-    last = {scope: b for b, scope in scopes.items()}
-    largest, errors = dict.fromkeys(last, 0.0), dict.fromkeys(last, 0.0)
-    counts, saturated = dict.fromkeys(last, 0), dict.fromkeys(last, 0)
-    values: dict[Buffer, np.ndarray] = {}  # of the step so far
-    steps = iter(x)
+    last = {scope: base for base, scope in scopes.items()}
+    # Largest value, error, number of values, and how many are at the end of their range.
+    figures = {scope: np.zeros(4) for scope in last}
+    values: dict[int, np.ndarray] = {}  # of the step so far
 
     def compare():
-        for b, value in values.items():
-            numbers, scope = printer.result(b, stream.memory), scopes[b]
-            counts[scope] += b.size
-            saturated[scope] += np.count_nonzero(np.abs(numbers) == 2 ** (SIZES[b.dtype] - 1) - 1)
-            if b is last[scope]:
+        for base, value in values.items():
+            b, found = fixed.program.owner(base), figures[scopes[base]]
+            start = printer.starts[printer.array("work", b.dtype)]
+            start += printer.offsets[b] * np.dtype(b.dtype).itemsize
+            numbers = np.frombuffer(stream.memory, b.dtype, b.size, start).astype("float64")
+            is_end = np.abs(numbers) == 2 ** (SIZES[b.dtype] - 1) - 1
+            found[2:] += b.size, np.count_nonzero(is_end)
+            if base == last[scopes[base]]:
                 expected = np.reshape(value, (b.size, -1))[:, 0]
-                is_finite = np.abs(expected) < 1e30  # more stands for infinity
-                expected = expected[is_finite]
-                error = np.abs(numbers[is_finite] * 2.0 ** -printer.bits(b) - expected)
-                errors[scope] = np.max(error, initial=errors[scope])
-                largest[scope] = np.max(np.abs(expected), initial=largest[scope])
+                pairs = np.stack([expected, numbers * 2.0**-b.bits - expected])
+                pairs = np.abs(pairs[:, np.abs(expected) < HUGE])
+                found[:2] = np.maximum(found[:2], np.max(pairs, axis=1, initial=0))
         values.clear()
 
     def observe(b, value):
-        if b is printer.program.inputs[0]:  # the first result of a step
+        if b is fixed.floats[0].inputs[0]:  # the first result of a step
             compare()
             stream.step(next(steps))
-        elif b in scopes:
-            values[b] = value
+        elif b.base in scopes:
+            values[b.base] = value
 
-    simulate(printer.program, printer.groups, x[None], observe)
+    simulate(*fixed.floats, x[None], observe)
     compare()
     width = max(map(len, [*last, "layer"]))
     lines = [f"{'layer':{width}}  largest value  saturated    error"]
-    for scope in last:
-        error = errors[scope] / (largest[scope] or 1)
-        share = saturated[scope] / max(counts[scope], 1)
-        lines.append(f"{scope:{width}}  {largest[scope]:13.4g}  {share:9.2%}  {error:7.2%}")
+    for scope, (largest, error, count, ends) in figures.items():
+        share, error = ends / max(count, 1), error / (largest or 1)
+        lines.append(f"{scope:{width}}  {largest:13.4g}  {share:9.2%}  {error:7.2%}")
     return lines

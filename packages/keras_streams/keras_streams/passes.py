@@ -2,6 +2,9 @@
 
 import collections
 import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -275,13 +278,15 @@ def _is_readable(program, op, i, contiguous):
         return len(found) == 1 and found[0].stride == 1 and found[0].buffer.ring is None
     if i > 0 and op.kind == "product":
         return True
-    return len(pieces(program, cells)) <= _MOST_PIECES or is_uniform(program, cells)
+    return len(pieces(program, cells)) <= _MOST_PIECES or uniform(program, cells) is not None
 
 
-def is_uniform(program: Program, cells: np.ndarray) -> bool:
-    """Returns whether an operand is one constant."""
+def uniform(program: Program, cells: np.ndarray) -> Any:
+    """Returns the value of an operand that is one constant, or None."""
     values = program.values(cells)
-    return values is not None and bool(np.all(values == values.flat[0]))
+    if values is None or not (np.all(values == values.flat[0]) or np.all(values != values)):
+        return None
+    return values.flat[0]
 
 
 def rows_of(program: Program, cells: np.ndarray) -> tuple[list[Piece], int] | None:
@@ -326,6 +331,24 @@ def fuse(program: Program) -> list[Group]:
     return groups
 
 
+def cut(program: Program, group: Group) -> Iterator[Group]:
+    """Yields maps for each range of their elements in which all operands have one stride."""
+    inside = {op.buffer for op in group}
+    cuts = {0, len(group[0].args[-1])}
+    for cells in (cells for op in group for cells in op.args if cells.ndim == 1):
+        if uniform(program, cells) is None:
+            cuts.update(p.start for p in pieces(program, cells) if p.buffer not in inside)
+    for a, b in itertools.pairwise(sorted(cuts)):
+        yield [
+            dataclasses.replace(
+                op,
+                args=[cells[a:b] if cells.ndim == 1 else cells for cells in op.args],
+                start=op.start + a,
+            )
+            for op in group
+        ]
+
+
 def schedule(program: Program, groups: list[Group]) -> list[Group]:
     """Inserts each store after the last group that reads its state or writes what it stores."""
     after: dict[int, list[Group]] = collections.defaultdict(list)
@@ -349,11 +372,17 @@ def kept(program: Program, groups: list[Group]) -> set[Buffer]:
     for group in groups:
         inside = {op.buffer for op in group}
         found |= program.reads(group) - inside
-    return {b for b in found if b.kind == "work"}
+    return {b for b in found if b.kind in ("work", "output")}
 
 
-def allocate(program: Program, groups: list[Group]) -> tuple[dict[Buffer, int], dict[str, int]]:
+def allocate(
+    program: Program, groups: list[Group], apart: bool = False
+) -> tuple[dict[Buffer, int], dict[str, int]]:
     """Places the work buffers in one array for each dtype, which they share over time.
+
+    Args:
+        program, groups: The program, and its operations.
+        apart: Boolean, whether each has a place of its own. Defaults to `False`.
 
     Returns:
         Dict from buffer to offset, and dict from dtype to the number of elements.
@@ -368,6 +397,7 @@ def allocate(program: Program, groups: list[Group]) -> tuple[dict[Buffer, int], 
                 last[program.owner(address)] = len(groups)  # read to the end
         for b in program.reads(group):
             last[b] = max(last.get(b, k), k)
+    last |= dict.fromkeys(buffers, len(groups)) if apart else {}
     offsets: dict[Buffer, int] = {}
     sizes: dict[str, int] = {}
     live: dict[str, list[Buffer]] = collections.defaultdict(list)
