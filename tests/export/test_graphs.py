@@ -89,10 +89,8 @@ def test_states_are_outputs():
     options = {"return_state": True, "return_sequences": True}
     for layer in (
         layers.LSTM(3, return_state=True),
-        layers.GRU(3, **options),
-        layers.SimpleRNN(3, return_state=True),
-        layers.RNN([layers.LSTMCell(3), RHNCell(2, 2), layers.GRUCell(2)], **options),
-        layers.RNN(GridLSTMCell(3, 2), **options),
+        layers.RNN([layers.LSTMCell(3), RHNCell(2, 2)], **options),
+        layers.RNN(GridLSTMCell(3, 1), **options),
     ):
         y, *states = keras.tree.flatten(layer(down))
         outputs += [states[-1], y, *states, layers.Dense(2)(states[0])]
@@ -193,7 +191,6 @@ def test_a_step_may_be_any_operations():
         Weighted()(x, x[..., ::-1]),
         head_of_queries(x),
         layers.Softmax()(x, mask=np.arange(9).reshape(1, 1, 3, 3) != 1),
-        layers.TimeDistributed(layers.LSTM(2))(x),
         layers.Softmax(axis=2)(x),
         layers.BatchNormalization(axis=2)(x),
         layers.Rescaling(np.arange(3.0).reshape(3, 1))(x),

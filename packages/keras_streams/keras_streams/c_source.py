@@ -183,12 +183,9 @@ class Printer:
         return self.in_file and kind == self.real
 
     def use(self, name, kind=None, **words):
-        """Adds a function of `operations.c` and those that it calls, and returns its name.
+        """Adds a function in C and those that it calls, and returns its name.
 
-        Args:
-            name: Its name.
-            kind: Type of its numbers. Defaults to the program's.
-            words: Words of the function, and what replaces them.
+        `kind` is the type of its numbers, by default the program's; `words` are replaced in it.
         """
         kind, text, full = kind or self.real, HELPERS[name], name
         for word, value in words.items():
@@ -297,24 +294,20 @@ class Printer:
         return [(plus(self.state(p.buffer), column), step), *((n, 0) for n in numbers)]
 
     def columns(self, op, name, y, start, x, matrix, size):
-        """Adds a product for each row, in blocks of columns.
+        """Adds a product of `size` inputs for each row, in blocks of columns.
 
-        Args:
-            op: The operation.
-            name: Name of the function.
-            y, start, x: Pointers, with their steps from row to row.
-            matrix: The matrix.
-            size: Number of inputs, or in each row of a ring.
+        y, start and x are pointers, with their steps from row to row.
         """
-        n = matrix.shape[1]
+        rows, n = matrix.shape
         width = min(block_width(n), n)
         w = self.table(in_blocks(matrix), op.scope, "kernel")
-        for at, block, count in ((0, width, n // width), (n - n % width, n % width, 1)):
+        for first, block, count in ((0, width, n // width), (n - n % width, n % width, 1)):
             if block:
-                k = "k" if count > 1 else at
+                k, loop = first, ""
+                if count > 1:
+                    k, loop = "k", f"for (int k = 0; k < {count * block}; k += {block})"
                 moved = [(plus(p, k) if p != "NULL" else p, step) for p, step in (y, start)]
-                of_block = plus(w, f"k * {len(matrix)}" if count > 1 else at * len(matrix))
-                loop = f"for (int k = 0; k < {count * block}; k += {block})" * (count > 1)
+                of_block = plus(w, f"k * {rows}" if loop else first * rows)
                 name_of_block = self.use(name, N=block)
                 self.each_row(op, name_of_block, *moved, *x, (of_block, 0), (size, 0), loop=loop)
 
@@ -440,8 +433,7 @@ class Printer:
 
     def statements_of(self, group, parameters):
         """Returns the lines for one element of a group, and {name: (type, pointer)} of results."""
-        mine = {op.buffer: f"v{i}" for i, op in enumerate(group)}
-        outputs, lines = {}, []
+        mine, outputs, lines = {op.buffer: f"v{i}" for i, op in enumerate(group)}, {}, []
         for op in group:
             whole = reads_integers(self.program, op)
             operands = [self.operand(cells, mine, parameters, whole) for cells in op.args]
@@ -664,14 +656,12 @@ class Printer:
                 f"{'INT16_MIN' if is_fixed else 'NAN'}. */\n"
                 f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
             )
-        conversions = ""
-        if is_fixed:
-            conversions = (
-                "\n/* For tests: convert inputs from, and outputs to, floating point. */\n"
-                f"void {self.prefix}_dequantize(const int16_t *q, float *y);\n"
-            )
-            if not about.takes_token:
-                conversions += f"void {self.prefix}_quantize(const float *x, int16_t *q);\n"
+        quantize = f"void {self.prefix}_quantize(const float *x, int16_t *q);\n"
+        conversions = (
+            "\n/* For tests: convert inputs from, and outputs to, floating point. */\n"
+            f"void {self.prefix}_dequantize(const int16_t *q, float *y);\n"
+            f"{'' if about.takes_token else quantize}"
+        )
         values = {
             "UPPER": upper,
             "PREFIX": self.prefix,
@@ -689,7 +679,7 @@ class Printer:
             ),
             "RESET": self.reset_signature(),
             "STEP": self.signature(),
-            "MORE": conversions,
+            "MORE": conversions if is_fixed else "",
         }
         return filled_template("model.h", values)
 
@@ -752,7 +742,7 @@ def in_blocks(matrix: np.ndarray) -> np.ndarray:
 
 def identifier(name: str) -> str:
     """Returns a name as a C identifier, with underscores for all other characters."""
-    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
+    name = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return f"_{name}" if name[:1].isdigit() else name
 
 
