@@ -437,12 +437,12 @@ class Printer:
         for op in group:
             whole = reads_integers(self.program, op)
             operands = [self.operand(cells, mine, parameters, whole) for cells in op.args]
-            kind = TYPES[op.buffer.dtype]
+            kind = "int32_t" if op.buffer.dtype == "int16" else TYPES[op.buffer.dtype]
             text = self.expression(op, operands, kind)
             lines.append(f"const {kind} {mine[op.buffer]} = {text};")
             if op.buffer in self.kept:
                 name = f"y{len(outputs)}"
-                outputs[name] = kind, self.pointer(op.buffer, op.start)
+                outputs[name] = TYPES[op.buffer.dtype], self.pointer(op.buffer, op.start)
                 lines.append(f"{name}[i] = {mine[op.buffer]};")
         return lines, outputs
 

@@ -7,6 +7,7 @@ that only move numbers change the arrays, and leave nothing to compute.
 import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ class Op:
     guard: Guard = frozenset()
     start: int = 0
     numbers: Sequence[int] = ()
-    words: dict[str, object] = dataclasses.field(default_factory=dict)
+    words: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> int:

@@ -19,6 +19,8 @@ from keras_streams.passes import Group, uniform
 SIZES = {"int8": 16, "int16": 16, "int32": 32, "fixed64": 64, "int64": 64, "bool": 64}  # in bits
 _SEGMENTS = 512  # in a table
 _PER_POWER = 32  # segments for each power of two, in the other kind of table
+_SHORT = {"function", "function_by_powers", "clip16", "clip16_long"}  # their results have 16 bits
+_MANY = 8  # lookups: then they are read apart from the rest of a loop
 _GOOD_ENOUGH = 32  # of 32767, error of a table
 _CURVES = {  # functions that are tables
     *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Sin", "Cos", "Power", "Mod"),
@@ -62,7 +64,8 @@ class Loop:
     """Translates maps whose operands have one stride, from those whose results are kept.
 
     Attributes:
-        group: The operations on integers.
+        groups: The operations on integers. Tables of many numbers are read apart, because the rest
+            of a loop vectorizes.
     """
 
     def __init__(
@@ -76,18 +79,23 @@ class Loop:
         self.like, self.count = group[0], len(group[0].args[0])
         self.ops = {op.buffer: op for op in group}
         self.found: dict[Buffer, Number] = {}
-        self.group: Group = []
+        self.groups: list[Group] = [[]]
         for op in group:
             if op.buffer in kept:
                 self.store(op)
 
     def emit(self, name: str, args: list, bits: int, size: int) -> Number:
         """Adds an operation on `Number`s, addresses and integers, and returns its result."""
-        op = self.like
-        buffer = self.program.buffer("work", (self.count,), "int64", scope=op.scope)
-        buffer.dtype, buffer.bits = "int64" if size > 32 else "int32", bits
-        cells = [self.cells(x) for x in args]
-        self.group.append(Op("map", name, buffer, cells, scope=op.scope, guard=op.guard))
+        scope, guard, cells = self.like.scope, self.like.guard, [self.cells(x) for x in args]
+        buffer = self.program.buffer("work", (self.count,), "int64", scope=scope)
+        buffer.dtype = "int16" if name in _SHORT else "int32" if size <= 32 else "int64"
+        buffer.bits = bits
+        if name == "function" and self.count >= _MANY:
+            rows, words = [np.atleast_2d(x) for x in reversed(cells)], {"N": self.count}
+            op = Op("call", "functions_N", buffer, rows, scope=scope, guard=guard, words=words)
+            self.groups += [[op], []]
+        else:
+            self.groups[-1].append(Op("map", name, buffer, cells, scope=scope, guard=guard))
         return Number(buffer.cells, bits, size)
 
     def cells(self, x):
@@ -172,13 +180,14 @@ class Loop:
             value = self.value(b)
             if (value.bits, value.size) != (b.bits, SIZES[b.dtype]):
                 value = self.fitted(value, b.bits, SIZES[b.dtype])
-        self.group.append(dataclasses.replace(op, name="Cast", args=[value.cells]))
+        self.groups[-1].append(dataclasses.replace(op, name="Cast", args=[value.cells]))
 
     def value(self, b):
         """Returns a result of the loop as a `Number`."""
         op = self.ops[b]
         if b not in self.found and b.dtype in ("int64", "bool"):
-            self.group.append(self.of_integers(op))
+            whole = self.of_integers(op)
+            self.groups[-1].append(whole)
             self.found[b] = Number(b.cells.reshape(-1)[op.start :][: self.count], 0, 64)
         elif b not in self.found:
             self.found[b] = self.compute(op)

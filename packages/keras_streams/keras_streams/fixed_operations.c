@@ -163,6 +163,31 @@ static inline int32_t function(const int16_t *table, int32_t x)
     return table[i] + (((table[i + 1] - table[i]) * (place & 127) + 64) >> 7);
 }
 
+/* Numbers k to k + m of y = a function of x: only the table is read one by one. */
+static inline void some_functions(
+    int k, int m, int16_t *restrict y, const int16_t *x, const int16_t *table)
+{
+    int16_t low[16], high[16];
+    for (int i = 0; i < m; i++) {
+        const int32_t at = (x[k + i] + 32768) >> 7;
+        low[i] = table[at];
+        high[i] = table[at + 1];
+    }
+    for (int i = 0; i < m; i++) {
+        const int32_t part = (x[k + i] + 32768) & 127;
+        y[k + i] = (int16_t)(low[i] + (((high[i] - low[i]) * part + 64) >> 7));
+    }
+}
+
+static void functions_N(int16_t *restrict y, const int16_t *x, const int16_t *table)
+{
+    int k = 0;
+    for (; k + 16 <= N; k += 16)
+        some_functions(k, 16, y, x, table);
+    if (N % 16)
+        some_functions(k, N % 16, y, x, table);
+}
+
 /* Interpolates a function of x in a table of 705 values, 32 for each power of two. */
 static inline int32_t function_by_powers(const int16_t *table, int32_t x)
 {

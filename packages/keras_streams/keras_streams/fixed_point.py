@@ -42,7 +42,8 @@ def quantize(
     for group in calibrated.groups:
         if group[0].kind == "map":
             for part in passes.cut(program, group):
-                rewriting.groups.append(Loop(program, part, kept, calibrated.ranges).group)
+                loop = Loop(program, part, kept, calibrated.ranges)
+                rewriting.groups += filter(None, loop.groups)
         else:
             getattr(rewriting, group[0].kind)(group[0])
     owners = [b for b in program.owners(program.output) if b.kind != "constant"]
