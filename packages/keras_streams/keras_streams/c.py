@@ -119,14 +119,8 @@ def fixed_source(
     """Returns a model as integer-only C, compared with Keras on the data.
 
     Args:
-        model: Built model or layer that streams.
+        model, quantization, data, series, tolerance: As in `write_c`.
         prefix: Prefix of the public names.
-        quantization: `"int8"`, or `"int8_rings"` to also use 8 bits for ring buffers.
-        data: Representative inputs (steps, inputs) or (rows, steps, inputs), or token ids (steps,)
-            or (rows, steps).
-        series: As in `write_c`.
-        tolerance: Positive float, the largest difference from Keras on the data, in units of the
-            largest output.
         with_layers: Boolean, whether the comment has a table of the layers. Defaults to `False`.
 
     Raises:
@@ -301,9 +295,7 @@ def c_source(stream: ExportedStream, prefix: str, in_file: bool = False) -> Sour
     """Returns a stream as C, not yet compared with Keras.
 
     Args:
-        stream: The stream.
-        prefix: Prefix of the public names.
-        in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
+        stream, prefix, in_file: As in `proven_source`.
 
     Raises:
         ValueError: If an operation of the step has no C code.

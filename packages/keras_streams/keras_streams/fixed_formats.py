@@ -48,8 +48,7 @@ def calibrate(
     """Chooses the formats of a program's buffers.
 
     Args:
-        program: `Program`.
-        groups: Its operations, from `passes.optimize(program, contiguous=True)`.
+        program, groups: The program, and its operations by `passes.optimize(contiguous=True)`.
         x: Representative inputs (rows, steps, inputs), or tokens (rows, steps).
         small_rings: Boolean, whether the rings that only products read have 8 bits.
 
@@ -64,10 +63,10 @@ def calibrate(
     front = _front(*floats)
     if front:  # the C function `quantize` computes it
         of_front = {op.buffer.base for op in front}
-        (first,) = (program.owner(op.buffer.base) for op in front[-1:])
-        first.kind, program.inputs = "input", [first]
         groups = [[op for op in group if op.buffer.base not in of_front] for group in groups]
         groups = [group for group in groups if group]
+        program.inputs = [program.owner(front[-1].buffer.base)]
+        program.inputs[0].kind = "input"
     _choose_types(program, groups, means, wide, shared, small_rings)
     for b in program.buffers:
         if b.kind != "constant" and b.dtype in _LIMITS:
