@@ -1,7 +1,8 @@
-"""RocketClassifier: its features and ridge regression against plain formulas, and bad input."""
+"""RocketClassifier against plain formulas, bad input, and saved models of all classes."""
 
 import inspect
 import itertools
+import pathlib
 
 import keras
 import numpy as np
@@ -162,3 +163,11 @@ def test_labels_of_any_type_are_classes(kind):
     names = {"class_names": ["0", "1"]} if kind == "str" else {}
     model = fitted(x, y.astype(kind), **names)
     np.testing.assert_array_equal(model.predict_proba(x, verbose=0).argmax(axis=-1), y)
+
+
+@pytest.mark.parametrize("name", ["forecaster", "point_forecaster", "rocket"])
+def test_an_earlier_file_computes_what_it_did(name):
+    path = pathlib.Path(__file__).parent / "saved" / f"{name}.keras"
+    x = np.random.RandomState(0).normal(size=(2, 7, 3)).astype("float32")
+    expected = np.load(path.with_suffix(".npy"))
+    np.testing.assert_allclose(keras.saving.load_model(path)(x), expected, rtol=1e-4, atol=1e-5)

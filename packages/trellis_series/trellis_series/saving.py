@@ -108,7 +108,7 @@ def _leaves(part: Any) -> Iterator[np.ndarray]:
 
 def _stored_leaves(numbers, ranks, shapes):
     """Yields what `_leaves` did."""
-    place, sizes = 0, iter(shapes.tolist())
+    numbers, place, sizes = np.asarray(numbers, "float64"), 0, iter(shapes.tolist())
     for rank in ranks.tolist():
         shape = tuple(itertools.islice(sizes, rank))
         found = numbers[place : place + math.prod(shape)]
