@@ -80,8 +80,8 @@ def test_files_and_streams_keep_the_network(chaos, tmp_path):
 
 def test_covariates_reach_the_network():
     rng = np.random.default_rng(0)
-    x, z = rng.choice([-1.0, 1.0], (2, 1_500))
-    y = x * z + 0.1 * rng.normal(size=1_500)  # no linear map of either finds it
-    data = pd.DataFrame({"ds": np.arange(1_500), "y": y, "x": x, "z": z})
+    x, z = rng.choice([-1.0, 1.0], (2, 1_000))
+    y = x * z + 0.1 * rng.normal(size=1_000)  # no linear map of either finds it
+    data = pd.DataFrame({"ds": np.arange(1_000), "y": y, "x": x, "z": z})
     found = fitted(data[:-HORIZON], future=["x", "z"]).predict(X_df=data[-HORIZON:])
     assert np.abs(found["ours"].to_numpy() - y[-HORIZON:]).mean() < 0.8
