@@ -226,21 +226,6 @@ def test_only_the_cone_is_computed():
     assert [positions for _, positions in seen] == [20] * 4
 
 
-def test_streaming_without_kernels():
-    layer = made(LAYERS["other options"], (2, 9, 4))
-    first, between = layer.prefill(noise(2, 9, 4))
-    second, last = layer.prefill(noise(2, 3, 4, seed=1), between)
-    with kernels.disabled():
-        plain_first, plain_between = layer.prefill(noise(2, 9, 4))
-        plain_second, plain_last = layer.prefill(noise(2, 3, 4, seed=1), plain_between)
-    for found, expected in zip(
-        keras.tree.flatten([first, second, between, last]),
-        keras.tree.flatten([plain_first, plain_second, plain_between, plain_last]),
-        strict=True,
-    ):
-        assert_close(found, expected)
-
-
 def test_centered_taps():
     """With padding="same" an output depends on as many later inputs as earlier ones."""
     layer = made(functools.partial(TCN, 3, 3, 2, padding="same", activation="silu"), (1, 1, 2))
