@@ -170,11 +170,10 @@ def results_page(found):
     for one in found:
         if one.value is not None:
             runs.setdefault(key(one.value), []).append(one)
-    papers = list(PAPERS)
 
     def place(value):
         paper, _, number = value.source.split()
-        return papers.index(paper), int(number)
+        return list(PAPERS).index(paper), int(number)
 
     sections = []
     values = sorted(published(), key=place)
@@ -187,7 +186,7 @@ def results_page(found):
             sections.append(
                 f"### {source}\n\n{''.join(remarks)}{_table([*_COLUMNS, 'test runs'], rows)}"
             )
-    rest = [value for value in published() if key(value) not in best(found)]
+    rest = [value for value in published() if key(value) not in runs]
     return _PAGE.read_text(encoding="utf-8").format(
         summary=summary(found),
         verdicts="\n".join(f"| {name} | {meaning} |" for name, meaning in VERDICTS.items()),
