@@ -214,14 +214,14 @@ def _of_a_seed(results):
 
 def _evaluated(run, data_dir):
     """Returns the results of a run: those of its best model, and how it was trained."""
-    recipe, model, history = read_recipe(run), runs.load_best(run), runs.history(run)
+    recorded, recipe = environment.read(run / runs.ENVIRONMENT), read_recipe(run)
+    model, history = runs.load_best(run), runs.history(run)
     best = runs.best_epoch(history)
-    written = recipe.without_folders()
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
     test = runs.evaluate(recipe, model)
     results = {
-        **environment.read(run / runs.ENVIRONMENT),
-        "recipe": written,
+        **recorded,
+        "recipe": recipe.without_folders(),
         "test": test[recipe.metric],
         "test_metrics": test,
         "validation_loss": best["val_loss"],
