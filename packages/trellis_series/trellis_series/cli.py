@@ -206,7 +206,7 @@ def _backtest(forecasts, frame, windows, rivals):
         table.loc[kind, f"in {p} % band"] = known[columns.target].between(low, high).mean()
     table = table.rename(index={"naive": "seasonal naive"})
     typer.echo(f"Backtest of the last {count} windows of {horizon} steps, {len(errors):,} series\n")
-    typer.echo(table.to_string(float_format="{:.2f}".format, na_rep="", col_space=10))
+    typer.echo(table.to_string(float_format="{:.2f}".format, na_rep="-", col_space=10))
     if len(errors) > 1:
         worst = (errors["ours"] / errors["naive"]).nlargest(_WORST)
         named = ", ".join(

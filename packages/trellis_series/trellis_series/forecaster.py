@@ -228,8 +228,7 @@ class Forecaster(SequenceModel):
     @property
     def _forecast_shape(self):
         """Returns the shape of one forecast."""
-        quantiles = () if self.quantiles is None else (len(self.quantiles),)
-        return (self.horizon, self.targets, *quantiles)
+        return (self.horizon, self.targets, *([len(self.quantiles)] if self.quantiles else []))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*super().compute_output_shape(input_shape)[:-1], *self._forecast_shape)
@@ -306,8 +305,7 @@ class Forecaster(SequenceModel):
         error = keras.metrics.MeanAbsoluteError(name="mae", dtype=dtype)
         if self.quantiles is None:
             return [error, keras.metrics.RootMeanSquaredError(name="rmse", dtype=dtype)]
-        kinds = (MeanPinball, Coverage)
-        return [*(kind(self.quantiles, dtype=dtype) for kind in kinds), error]
+        return [kind(self.quantiles, dtype=dtype) for kind in (MeanPinball, Coverage)] + [error]
 
     def _own_loss(self, loss):
         if self.quantiles is not None and not isinstance(loss, PinballLoss):
