@@ -116,6 +116,11 @@ def test_a_model_may_only_move_or_scale_its_inputs():
         assert difference(keras.Model(x, y), rows.astype("float32")) < 1e-3
 
 
+def test_a_function_of_numbers_in_another_order():
+    x = keras.Input((None, CHANNELS))
+    assert difference(keras.Model(x, ops.tanh(layers.Dense(16)(x)[..., ::-1]))) < 5e-3
+
+
 def test_masked_scores_have_no_weight():
     inputs = keras.Input((None, CHANNELS))
     y = layers.MultiHeadAttention(2, 3, sliding_window=9)(inputs, inputs, use_causal_mask=True)

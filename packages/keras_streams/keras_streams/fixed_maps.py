@@ -90,7 +90,7 @@ class Loop:
         buffer = self.program.buffer("work", (self.count,), "int64", scope=scope)
         buffer.dtype = "int16" if name in _SHORT else "int32" if size <= 32 else "int64"
         buffer.bits = bits
-        if name == "function" and self.count >= _MANY:
+        if name == "function" and self.count >= _MANY and np.all(np.diff(cells[1]) == 1):
             rows, words = [np.atleast_2d(x) for x in reversed(cells)], {"N": self.count}
             op = Op("call", "functions_N", buffer, rows, scope=scope, guard=guard, words=words)
             self.groups += [[op], []]
