@@ -272,7 +272,8 @@ def _of_part(stream, part, values, ends, steps):
         return
     if is_pointwise:
         xs = [x[:, : part.signal.length] if window else x for x in inputs]
-        for y, wanted in _each_step_alone(stream, part, xs, signals):
+        together = call(xs) if window else found
+        for y, wanted in _each_step_alone(stream, part, xs, signals, together):
             yield error, None, y, wanted
     # The last step with outputs, as `advance` and `run` compute them.
     output = part.outputs[0]
@@ -305,7 +306,7 @@ def _fast(part, function, xs, *arguments):
     return function(xs, *arguments)
 
 
-def _each_step_alone(stream, part, inputs, signals):
+def _each_step_alone(stream, part, inputs, signals, together):
     """Yields what an operation returns for each step alone, and for all steps together."""
     call, rng = part.call, np.random.default_rng(1)
     steps = next(x.shape[1] for x, s in zip(inputs, signals, strict=True) if not s.is_static)
@@ -326,8 +327,9 @@ def _each_step_alone(stream, part, inputs, signals):
         changes += [np.asarray, np.abs]
     if not call.is_of_keras:
         changes.append(lambda x: x + missing.reshape(1, -1, *[1] * (x.ndim - 2)))
-    for xs in map(list, map(changed, changes)):
-        together = call(xs)
+    for change in changes:
+        xs = list(changed(change))
+        together = call(xs) if change else together
         try:
             alone = _alone(stream, call, xs)
         except Exception as error:  # whatever an operation raises that needs more than one step
