@@ -16,15 +16,12 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def check_output(
     path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
 ) -> Path:
-    """Checks that a file may be written, before the work starts.
+    """Returns a path with `~` expanded that may be written, before the work starts.
 
     Args:
         path: The file. Symbolic links are followed.
         inputs: Input files, which it must not replace.
         overwrite: Boolean, whether it may replace an existing file. Defaults to `False`.
-
-    Returns:
-        The path, with `~` expanded.
 
     Raises:
         ValueError: If it is one of the inputs, exists without `overwrite`, or is not a regular
@@ -53,14 +50,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary path that replaces `path` when the block succeeds.
 
     Readers see the old file or the new one, never a partial one. If the block raises, the old file
-    is kept.
-
-    Args:
-        path: The file to write. Its folder must exist.
-
-    Yields:
-        A path in the same folder, with the same suffix, because some writers choose their format by
-        it.
+    is kept. The folder must exist. The suffix is the same, because some writers choose their format
+    by it.
     """
     path = Path(path)
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
