@@ -57,6 +57,7 @@ def test_layers_that_read_later_steps_are_refused():
 
 
 @pytest.mark.slow_elsewhere
+@pytest.mark.both_backends(slow=True)
 def test_a_tcn_with_centered_taps():
     for centered, delay in (
         (TCN(4, 3, depth=2, padding="same", normalization="layer"), 6),
