@@ -12,6 +12,7 @@ from keras import layers, ops
 from benchmarks import cortex_m
 from keras_streams import compiled, to_stream
 from keras_streams.c import fixed_source, keras_steps
+from keras_streams.exported import exported_stream
 from tests.export.nets import CHANNELS, classifier, graph, language_model, random_net
 from tests.export.test_c import GCC, compile_c
 from trellis_keras.export import export, native
@@ -336,23 +337,22 @@ def test_errors(tmp_path):
         data = None if data is None else np.zeros(data)
         with pytest.raises(ValueError, match=message):
             export(model, tmp_path / "model.c", representative_data=data, **options)
-    wrong = X.copy()
+    wrong, stream = X.copy(), exported_stream(clocked())
     for value in (np.nan, np.inf, -np.inf):
         wrong[5, 1] = value
         with pytest.raises(ValueError, match="`representative_data` must be finite"):
-            export(clocked(), tmp_path / "model.c", representative_data=wrong, **options)
+            fixed_source(stream, "model", "int8", wrong)
+    with pytest.raises(ValueError, match=r"must have more steps.*Received: shape \(1, 3, 3\)"):
+        fixed_source(stream, "model", "int8", X[:3])
     for data in (np.array([1, 9]), np.array([1.0, 2.0])):
         with pytest.raises(ValueError, match="Token ids"):
-            export(language_model(), tmp_path / "model.c", representative_data=data, **options)
+            fixed_source(language_model(), "model", "int8", data)
+    options = {"quantization": "int8", "representative_data": X}
     for tolerance in (0, np.nan):
         with pytest.raises(ValueError, match="`quantization_tolerance` must be positive"):
-            native(
-                model, quantization="int8", representative_data=X, quantization_tolerance=tolerance
-            )
+            native(model, quantization_tolerance=tolerance, **options)
     with pytest.raises(ValueError, match="`quantization_tolerance` needs `quantization`"):
         native(model, quantization_tolerance=1.0)
-    with pytest.raises(ValueError, match=r"must have more steps.*Received: shape \(1, 3, 3\)"):
-        export(clocked(), tmp_path / "model.c", representative_data=X[:3], **options)
     assert not list(tmp_path.iterdir())
 
 
