@@ -346,6 +346,7 @@ def _table(rows):
 def _ratios(rows, field):
     """Returns geometric means of our figures divided by others' over series, and their errors."""
     figures = rows.pivot(index="series", columns="forecaster", values=field)
-    logs = -np.log(figures.where(figures > 0)).sub(np.log(figures["ours"]), axis=0)
+    logs = np.log(figures.where(figures > 0))
+    logs = logs.rsub(logs["ours"], axis=0)
     mean = np.exp(logs.mean())
     return mean, mean * logs.std(ddof=0) / np.sqrt(logs.count())

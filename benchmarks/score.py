@@ -14,6 +14,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from benchmarks.results import machine
 from tools.process import peak_memory
 from trellis_keras import scoring, zoo
 from trellis_keras.data import Vocabulary
@@ -36,7 +37,7 @@ def main(megabytes: Annotated[float, typer.Option(help="Size of the text.")] = 1
         totals = scoring.score(model, text, text.with_name("scores.csv"), verbose=1)
         seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
         megabytes = text.stat().st_size / 1e6
-    figures = SETTINGS | {
+    figures = {"machine": machine(), **SETTINGS} | {
         "parameters": model.count_params(),
         "megabytes": megabytes,
         "lines": totals["lines"],

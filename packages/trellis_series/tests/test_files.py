@@ -21,9 +21,9 @@ def frame(freq="h", form=None, start="2024-01-01"):
 
 @pytest.fixture
 def read(tmp_path):
-    def read(content, name="t.csv"):
+    def read(content, name="t.csv", **options):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return read_csv(tmp_path / name)
+        return read_csv(tmp_path / name, **options)
 
     return read
 
@@ -40,6 +40,12 @@ def test_separators_and_decimal_signs_are_detected(read, options):
     np.testing.assert_allclose(read(text)["y"], frame()["y"])
     packed = gzip.compress(text.encode())
     pd.testing.assert_frame_equal(read(packed, "t.csv.gz"), read(text))
+
+
+def test_options_are_those_of_pandas(read):
+    table = read("1,2.5\n2,3.5\n", header=None, names=["ds", "y"])
+    assert table["y"].tolist() == [2.5, 3.5]
+    assert read("ds;y\n1;1.500\n2;2.500\n", thousands=None)["y"].tolist() == ["1.500", "2.500"]
 
 
 @pytest.mark.parametrize(

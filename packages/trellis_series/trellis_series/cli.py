@@ -100,7 +100,8 @@ def forecast(
     """Forecasts a table, after a backtest on its last windows."""
     output = check_output(output, [file], overwrite)
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
-    frame = read_csv(file, sep=sep, decimal=decimal, encoding=encoding)
+    options = {"sep": sep, "decimal": decimal, "encoding": encoding}
+    frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
     backtest = None
     if model is not None:
         forecasts = Forecasts.load(model)

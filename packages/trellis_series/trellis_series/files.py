@@ -35,7 +35,6 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path).expanduser()
-    options = {name: value for name, value in options.items() if value is not None}
     size = path.stat().st_size
     if size > _MOST_BYTES:
         raise ValueError(f"{path} has {size:,} bytes, more than {_MOST_BYTES:,}.")
