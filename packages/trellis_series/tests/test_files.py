@@ -45,7 +45,6 @@ def test_separators_and_decimal_signs_are_detected(read, options):
 def test_options_are_those_of_pandas(read):
     table = read("1,2.5\n2,3.5\n", header=None, names=["ds", "y"])
     assert table["y"].tolist() == [2.5, 3.5]
-    assert read("ds;y\n1;1.500\n2;2.500\n", thousands=None)["y"].tolist() == ["1.500", "2.500"]
 
 
 @pytest.mark.parametrize(
