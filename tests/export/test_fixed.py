@@ -266,14 +266,17 @@ def test_the_table_of_layers_has_their_largest_values_and_errors(tmp_path):
     largest = float(re.search(r"loud +(\S+) +0.00% +\S+%", header)[1])
     assert largest == pytest.approx(np.max(np.abs(np.sum(x[0], axis=-1))), rel=1e-3)
     assert re.search(r"quiet +\S+ +0.00% +0\.\d+%", header)
-    model = classifier()
+    model, x = classifier(), keras.Input((None, CHANNELS))
     model.adapt(X)
-    for net in (model, clocked(), averaging()):
+    rectified = layers.ReLU()(layers.Dense(16)(x))
+    activated = keras.Model(x, [rectified, layers.Activation("tanh")(rectified)])
+    for net in (model, clocked(), averaging(), activated):
         options = {"quantization": "int8_rings", "representative_data": X, "overwrite": True}
         export(net, tmp_path / "model.c", format="c", quantization_tolerance=0.3, **options)
-        table = re.findall(r"(\S+)% +(\S+)%$", (tmp_path / "model.h").read_text(), re.M)
+        table = re.findall(r"(\S+) +(\S+)% +(\S+)%$", (tmp_path / "model.h").read_text(), re.M)
         assert len(table) >= 2
-        assert all(float(saturated) < 1 and float(error) < 10 for saturated, error in table)
+        for largest, saturated, error in table:
+            assert float(largest) > 0 and float(saturated) < 1 and float(error) < 10
 
 
 def test_missing_values_may_be_representative_of_a_model_that_fills_them():

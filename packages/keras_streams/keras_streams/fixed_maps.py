@@ -246,7 +246,8 @@ class Loop:
 
     def aligned_map(self, op):
         *tests, x, y = op.args
-        x, y = (self.aligned(self.operand(cells), op.buffer.bits) for cells in (x, y))
+        numbers = [self.operand(cells) for cells in (x, y)]  # 16 bits, before 32 of the aligned
+        x, y = (self.aligned(number, op.buffer.bits) for number in numbers)
         size = max(x.size, y.size) + (op.name in ("Add", "Subtract"))
         return self.emit(op.name, [*map(self.whole, tests), x, y], op.buffer.bits, size)
 

@@ -28,7 +28,7 @@ def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
         op.buffer.base: op.scope or "model"
         for group in fixed.groups
         for op in group
-        if op.buffer in printer.kept and op.buffer.dtype in ("int16", "int32")
+        if op.buffer in printer.kept & fixed.ranges.keys() and op.buffer.dtype in ("int16", "int32")
     }
     last = {scope: base for base, scope in scopes.items()}
     # Largest value, error, number of values, and how many are at the end of their range.
