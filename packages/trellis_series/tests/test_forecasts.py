@@ -151,8 +151,8 @@ def test_update_equals_reading_everything():
 def test_update_without_values_changes_nothing(fitted, panel):
     expected, empty = fitted.predict(), panel[-5:].assign(y=np.nan)
     pd.testing.assert_frame_equal(fitted.update(empty).predict(), expected)
-    with pytest.raises(ValueError, match="no values"):
-        fitted.predict(empty)
+    with pytest.raises(ValueError, match="'.' has no values"):
+        fitted.predict(pd.concat([panel, empty.assign(unique_id="z")]))
 
 
 def test_update_fills_a_gap_and_fits_a_new_series():

@@ -137,3 +137,10 @@ def test_numbers_are_scaled_by_the_mean_and_deviation_of_the_known_ones():
     frame = pd.DataFrame({"load": [1.0, 3.0, np.nan, 8.0, np.inf]})
     ((mean, deviation),) = find_encoding(frame, ["load"]).values()
     np.testing.assert_allclose([mean, deviation], [4, np.sqrt(26 / 3)])
+
+
+def test_local_times_with_offsets_across_a_change_of_clocks():
+    days = pd.Series(pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin"))
+    written = days.dt.strftime("%d/%m/%Y %H:%M%z")
+    for order in (None, True):
+        assert (parse_times(written, order) == days).all()

@@ -191,8 +191,6 @@ class Forecasts:
         if df is not None:
             read = {series.name: series for series in self._read(df)}
             models = {name: self._started(each, models.get(name)) for name, each in read.items()}
-            if not models:
-                raise ValueError("The table has no values.")
         times = {
             name: time_range(self.fitted_freq, each.last, periods=self.horizon + 1)[1:]
             for name, each in models.items()
@@ -216,10 +214,10 @@ class Forecasts:
             raise ValueError("Call `fit` first.")
         return self.models
 
-    def _read(self, df):
+    def _read(self, df, skip=False):
         frame = to_frame(df, self.columns)
         kind = pd.Index([model.last for model in self._fitted().values()]).dtype
-        return read_panel(frame, self.columns, self.fitted_freq, self.encoding, kind)[0]
+        return read_panel(frame, self.columns, self.fitted_freq, self.encoding, kind, skip)[0]
 
     def _ahead(self, X_df, times):
         """Returns the covariates of the steps to forecast by series."""
@@ -272,7 +270,7 @@ class Forecasts:
 
         Rows that were read before are ignored. A series that was not fitted is fitted.
         """
-        for series in self._read(df):
+        for series in self._read(df, skip=True):
             model = self.models.get(series.name)
             if model is not None and series.times[-1] <= model.last:
                 continue

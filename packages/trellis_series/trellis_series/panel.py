@@ -83,6 +83,7 @@ def read_panel(
     freq: str | int | None = None,
     encoding: dict[str, list] | None = None,
     kind: Any = None,
+    skip: bool = False,
 ) -> tuple[list[History], str | int, dict[str, list]]:
     """Returns the series of a table, with missing rows filled, the frequency and the encoding.
 
@@ -93,8 +94,8 @@ def read_panel(
             Periods have their own.
         encoding: How covariates, see `find_encoding`, and times, see `day_order`, are read.
             Defaults to `None`, found in the table.
-        kind: The dtype that times must have, in a table after the fitted one, where series
-            without values are left out. Defaults to `None`, any.
+        kind: The dtype that times must have. Defaults to `None`, any.
+        skip: Boolean, whether to leave out series without values. Defaults to `False`, an error.
     """
     check_columns([columns.id, columns.time, columns.target, *columns.covariates], frame.columns)
     if frame.empty:
@@ -135,10 +136,10 @@ def read_panel(
     for name, part in values.groupby("series", sort=False, observed=True):
         part = part.droplevel("series").sort_index()
         known = part.index[part[0].notna()]
-        if not len(known) and kind is None:
-            raise ValueError(f"The series {name!r} has no values. Leave it out.")
         if not len(known):
-            continue  # nothing follows what was read before
+            if skip:
+                continue
+            raise ValueError(f"The series {name!r} has no values. Leave it out.")
         steps = grid[grid.get_loc(known[0]) : grid.get_loc(known[-1]) + 1]
         missing += len(steps) - len(part.loc[known[0] : known[-1]])
         check_steps(missing, len(frame), f"{missing:,} rows are missing at {freq!r}")

@@ -47,23 +47,25 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
         freq = f"W-{pd.Timestamp(end).strftime('%a').upper()}" if end else "Q"
         periods = pd.PeriodIndex(values.str.replace(" ", ""), freq=freq)
         return pd.Series(periods, index=values.index, name=values.name)
-    if _OFFSET.search(first):
-        return _dates(values, utc=True)
-    if not _AMBIGUOUS.match(first):
-        return _dates(values)
-    return _dates(values, dayfirst=day_order(values) if dayfirst is None else dayfirst)
+    options: dict[str, Any] = {"utc": True} if _OFFSET.search(first) else {}
+    if _AMBIGUOUS.match(first):
+        options["dayfirst"] = day_order(values) if dayfirst is None else dayfirst
+    return _dates(values, **options)
 
 
 def day_order(values: pd.Series) -> bool | None:
     """Returns whether days precede months in strings of times, `None` where it is clear."""
     first = values.iloc[0]
-    match = _AMBIGUOUS.match(first.strip()) if isinstance(first, str) else None
+    first = first.strip() if isinstance(first, str) else ""
+    match = _AMBIGUOUS.match(first)
     if match is None:
         return None
     found = {}
     for order in (True, False) if match[1] == "." else (False, True):
         with contextlib.suppress(ValueError):
-            found[order] = _unevenness(_dates(values.astype(str), dayfirst=order))
+            found[order] = _unevenness(
+                _dates(values.astype(str).str.strip(), dayfirst=order, utc=True)
+            )
     return min(found, key=lambda order: found[order], default=False)
 
 

@@ -349,13 +349,17 @@ _MAX_LINE = 2**24  # characters
 def _lines(path, description):
     """Yields the text in pieces of whole lines; a newline ends its last line."""
     rest = ""
-    with _refuse_text(path):
+    try:
         for text in codecs.iterdecode(read_blocks(path, description), "utf-8"):
             lines, end, rest = (rest + text).rpartition("\n")
             if end:
                 yield lines + end
             if len(rest) > _MAX_LINE:
-                raise ValueError(f"it has {_MAX_LINE:,} characters without a newline")
+                raise ValueError(
+                    f"{path} is not word-level text: {_MAX_LINE:,} characters without a newline"
+                )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     if rest.strip():
         yield f"{rest}\n"
 
