@@ -39,7 +39,7 @@ from keras_streams.protocol import (
     has_protocol,
     step_through,
 )
-from keras_streams.rules import leading_steps, make_part, tables, unfolded
+from keras_streams.rules import leading_steps, make_parts, tables, unfolded
 from keras_streams.trace import raising_call, told
 from keras_streams.types import Cache, Tensor
 
@@ -404,12 +404,15 @@ class Plan:
         """Adds the parts of a call."""
         if self._options.window is None:
             call = self._aligned(self._with_tables(call))
-            part = self._part(call)
+            *parts, last = self._parts(call)
         else:
-            call, part = self._in_window(call)
-        call.axes = [0 if self.signals[n].is_static else self.signals[n].axis for n in call.inputs]
-        call.output_axes = [signal.axis for signal in part.outputs]
-        self._add(part, call.inputs, call.outputs, call)
+            call, (*parts, last) = self._in_window(call)
+        reads = call.inputs
+        call.axes = [0 if self.signals[n].is_static else self.signals[n].axis for n in reads]
+        call.output_axes = [signal.axis for signal in last.outputs]
+        for part in parts:
+            reads = [self._add(part, reads, call=call)]
+        self._add(last, reads, call.outputs, call)
 
     def _is_start(self, graph, call):
         """Returns whether a call makes zeros or ones for the start of a shift, and records them.
@@ -444,8 +447,8 @@ class Plan:
                 needed |= {*part.reads}
         self.parts = [p for p in self.parts if p.call is not None or needed & {*p.writes}]
 
-    def _part(self, call):
-        return make_part(call, [self.signals[n] for n in call.inputs], self._options)
+    def _parts(self, call):
+        return make_parts(call, [self.signals[n] for n in call.inputs], self._options)
 
     def _with_tables(self, call):
         """Returns a call whose arguments with a row for each step are inputs."""
@@ -456,7 +459,7 @@ class Plan:
         return call
 
     def _in_window(self, call):
-        """Returns a call in a window of the stream, and its part.
+        """Returns a call in a window of the stream, and its parts.
 
         From the first that joins steps on, a call gets each window as a whole.
         """
@@ -467,20 +470,21 @@ class Plan:
         if len(has_time) == 1 and not is_joined and not tables(call, signals):
             aligned = self._aligned(call)
             try:
-                part = self._part(aligned)
+                parts = self._parts(aligned)
             except DoesNotStream:
                 if has_time == {False}:
                     raise
             else:
-                if part.keeps_windows or not part.signal.has_time:
-                    return aligned, part
-                if part.pads:
+                keeps_windows = all(part.keeps_windows for part in parts)
+                if keeps_windows or not parts[0].signal.has_time:
+                    return aligned, parts
+                if any(part.pads for part in parts):
                     raise call.refusal(
                         "its outputs for a window alone differ from those in a longer sequence, "
                         'whose past is not zero. Train the model with padding="valid".'
                     )
         call = self._aligned(call.with_sources(lambda n: self._unfolded(call, n)))
-        return call, self._part(call)
+        return call, self._parts(call)
 
     def _unfolded(self, call, n):
         """Returns an input of a call with each window as one sample."""

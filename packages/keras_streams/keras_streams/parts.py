@@ -136,7 +136,7 @@ class Part:
     """A call as a stream.
 
     Attributes:
-        call: The call, `None` for a part that only prepares an input of others.
+        call: The call that it is a part of, `None` for one that only prepares inputs of others.
         reads, writes: Lists of the numbers of the tensors that it takes and returns.
         signal: The `Signal` of the first input; all inputs come with the same steps.
         outputs: List of the `Signal`s of the outputs.
@@ -555,34 +555,6 @@ class Frames(Part):
             is_mirrored = ops.reshape(ops.equal(number, n), (-1, ops.shape(x)[1], *ones))
             y = ops.where(is_mirrored, ops.take(x, places, axis=-1), y)
         return [y], ops.minimum(number[:, -1:] + 1, len(self._places))
-
-
-class Chain(Part):
-    """A sequence of parts that make up one layer."""
-
-    def __init__(self, parts: list[Part]):
-        super().__init__(parts[0].signal, parts[-1].outputs)
-        self.parts = parts
-        self.keeps = any(part.keeps for part in parts)
-        self.keeps_windows = all(part.keeps_windows for part in parts)
-        self.pads = any(part.pads for part in parts)
-
-    def initial_state(self, batch_size: int) -> Any:
-        return [part.initial_state(batch_size) for part in self.parts if part.keeps]
-
-    def run(self, xs, state, begin=0, end=None):
-        return self._each(xs, state, lambda part, *given: part.run_any(*given, begin, end))
-
-    def advance(self, xs, state, active):
-        return self._each(xs, state, lambda part, *given: part.advance(*given, active))
-
-    def _each(self, xs, state, function):
-        states, after = iter(state or []), []
-        for part in self.parts:
-            xs, new = function(part, xs, next(states) if part.keeps else None)
-            if part.keeps:
-                after.append(new)
-        return xs, after
 
 
 class Ending(Part):

@@ -71,7 +71,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
     examples = [] if example is None else [_inputs_of(stream, example, length)]
     for xs in (*examples, *_random_inputs(stream, length)):
         known = _compare(stream, xs, steps) | known
-        missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.writes}]
+        missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.call.outputs}]
         if not missing:
             return Proof(steps, max(known.values(), default=0.0))
     raise missing[0].call.refusal(
@@ -241,9 +241,11 @@ def _of_part(stream, part, values, ends, steps):
     values.update(zip(part.writes, found, strict=True))
     if call is None:  # delays, tables, whole windows
         return
-    error = call.refusal(part.difference)
+    error, given = call.refusal(part.difference), [values[n] for n in call.inputs]
     numbered = list(zip(part.writes, found, part.outputs, strict=True))
-    if part.signal.is_static and part.outputs[0].has_time:
+    if part.writes != call.outputs:  # the next part takes them
+        pass
+    elif part.signal.is_static and part.outputs[0].has_time:
         (wanted,) = call.of_model([x[:, 0] for x in inputs])
         yield error, part.writes[0], found[0], wanted
     elif not part.signal.has_time:  # each sample is a call of the operation
@@ -251,11 +253,11 @@ def _of_part(stream, part, values, ends, steps):
     elif window:
         last = (steps - window) // plan.cycle
         for start in sorted({0, last // 2 * plan.cycle, last * plan.cycle}):
-            xs = [_in_window(x, signal, start) for x, signal in zip(inputs, signals, strict=True)]
+            xs = [_in_window(values[n], plan.signals[n], start) for n in call.inputs]
             for (n, y, signal), wanted in zip(numbered, call(xs), strict=True):
                 yield error, n, _in_window(y, signal, start), wanted
     else:
-        whole = found if is_pointwise else _fast(part, call, inputs)
+        whole = found if is_pointwise else _fast(part, call, given)
         for (n, y, signal), wanted in zip(numbered, whole, strict=True):
             if signal.has_time:
                 values[n] = wanted
@@ -266,7 +268,7 @@ def _of_part(stream, part, values, ends, steps):
                 continue
             first, last = part.fewest - 1, y.shape[1] - 1
             for at in sorted({first, max(first, (last + 1) // 2), last}) if first <= last else ():
-                xs = [x[:, : part.signal.block * (at + 1)] for x in inputs]
+                xs = [x[:, : part.signal.block * (at + 1)] for x in given]
                 yield error, n, y[:, at], _fast(part, call, xs)[part.writes.index(n)]
     if part.signal.is_static:
         return

@@ -18,7 +18,6 @@ from keras_streams.graph import Call
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
-    Chain,
     Each,
     Frames,
     Options,
@@ -74,8 +73,8 @@ _REFUSED = {
 }
 
 
-def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
-    """Returns the part for a call of a Keras layer or operation.
+def make_parts(call: Call, signals: list[Signal], options: Options) -> list[Part]:
+    """Returns the parts of a call of a Keras layer or operation, one after another.
 
     Args:
         call: The call.
@@ -85,6 +84,11 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
     Raises:
         ValueError: If the call is not supported.
     """
+    made = _made(call, signals, options)
+    return made if isinstance(made, list) else [made]
+
+
+def _made(call, signals, options):
     operation, moving = call.operation, [s for s in signals if not s.is_static]
     signal = (moving or signals)[0]
     if call.arguments[1].get("training"):
@@ -337,7 +341,7 @@ def _window(call, signal, sizes, function, fill=0.0):
     """Returns the part of an operation with windows of `sizes` along time and other axes.
 
     Args:
-        call, signal: See `make_part`.
+        call, signal: See `make_parts`.
         sizes: List of the numbers of taps of each axis.
         function: The operation without padding: a function of x, strides and dilation rates.
         fill: Value of the padding.
@@ -449,7 +453,7 @@ def _transposed_conv(call, signal):
     spread, (left, right) = _repeated(call, signal, strides[time], zeros=True), sides[time]
     taps, right = kernel.shape[time], right + 1 - strides[time]
     options = {"taps": taps, "dilation": rates[time], "left": left, "right": right}
-    return Chain([spread, Window(call, spread.outputs[0], of_window, **options)])
+    return [spread, Window(call, spread.outputs[0], of_window, **options)]
 
 
 # Pooling
@@ -483,7 +487,7 @@ def _pooling(call, signal):
     *others, channels = signal.shape
     counted = dataclasses.replace(signal, shape=(*others, channels + 1))
     each = Each(signal, lambda x: ops.concatenate([x, ops.ones_like(x[..., :1])], -1), counted)
-    return Chain([each, _window(call, counted, sizes, mean)])
+    return [each, _window(call, counted, sizes, mean)]
 
 
 # Changes of the time axis
@@ -621,7 +625,7 @@ def _centered_frames(call, signal, function, shape, axis):
     mirrored = Frames(frames.outputs[0], pad, stride, size)
     output = mirrored.outputs[0]
     outputs = [dataclasses.replace(output, shape=tuple(shape), axis=axis)] * len(call.specs)
-    return Chain([frames, mirrored, Each(output, function, *outputs)])
+    return [frames, mirrored, Each(output, function, *outputs)]
 
 
 @_streams(math_ops.STFT)
