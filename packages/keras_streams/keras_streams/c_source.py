@@ -392,8 +392,10 @@ class Printer:
         found = pieces(self.program, cells)
         source = found[0].buffer if found else None
         if len(found) > 8 and all(p.buffer is source for p in found) and source.ring is None:
-            places = self.table((cells - source.base).astype("int32"), op.scope, "places", "int")
-            name, y = self.use("pick", TYPES[source.dtype]), self.pointer(b, op.start)
+            kind = "int16" if source.size < 2**15 else "int32"
+            places = self.table((cells - source.base).astype(kind), op.scope, "places")
+            name = self.use("pick_PLACE", TYPES[source.dtype], PLACE=TYPES[kind])
+            y = self.pointer(b, op.start)
             self.say(f"{name}({y}, {len(cells)}, {self.pointer(source)}, {places});", op)
             return
         for p in found:

@@ -82,7 +82,7 @@ static void copy(REAL *y, int n, const REAL *x, int stride)
         y[i] = x[i * stride];
 }
 
-static void pick(REAL *y, int n, const REAL *x, const int *places)
+static void pick_PLACE(REAL *y, int n, const REAL *x, const PLACE *places)
 {
     for (int i = 0; i < n; i++)
         y[i] = x[places[i]];
