@@ -129,7 +129,7 @@ class Call:
         return dataclasses.replace(self, arguments=arguments, sources=sources)
 
     def with_sources(self, change: Callable[[Any], Any]) -> "Call":
-        """Returns the call with a function of the source of each of its tensors."""
+        """Returns the call with `change(source)` in place of the source of each of its tensors."""
         sources = {id(x): change(self.sources[id(x)]) for x in self.tensors}
         return dataclasses.replace(self, sources=self.sources | sources)
 

@@ -88,9 +88,9 @@ def to_stream(
         window: Positive integer, the number of steps that the model was trained on. At each step
             the outputs are then those of the model for the last `window` steps; with strides, at
             each step that has an output. The model may end with a `Flatten` or any other layer that
-            joins all steps, which is computed anew for each window (sums, means and maxima have a
-            constant cost); the layers before it may not pad. Defaults to `None`: outputs without a
-            time axis cover all steps so far.
+            joins all steps; the layers before it may not pad. Sums, means and maxima of a window
+            have a constant cost; other layers from the first that joins steps on are computed anew
+            for each window. Defaults to `None`: outputs without a time axis cover all steps so far.
         ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
             the stream never gets padding. Defaults to `False`: they are errors.
         max_context: Positive integer, the number of steps that causal attention keeps,
@@ -293,13 +293,13 @@ class GraphStream(StreamingMixin):
 
     def _each(self, xs, states, function):
         values, states, after = dict(enumerate(xs)), iter(states), []
-        for planned in self.plan.parts:
-            state = next(states) if planned.keeps else None
+        for part in self.plan.parts:
+            state = next(states) if part.keeps else None
             # As within the model: at the outermost level TensorFlow takes fewer names of layers.
             with keras.name_scope("stream"):
-                outputs, state = function(planned, [values[n] for n in planned.reads], state)
-            values.update(zip(planned.writes, outputs, strict=True))
-            if planned.keeps:
+                outputs, state = function(part, [values[n] for n in part.reads], state)
+            values.update(zip(part.writes, outputs, strict=True))
+            if part.keeps:
                 after.append(state)
         return values, after
 
@@ -597,7 +597,7 @@ def _input_signal(graph, tensor, axis, length, in_window):
 
 
 def _known_length(graph, axes, window):
-    """Returns the number of steps of a model's inputs, that of a window, `None` if unknown."""
+    """Returns the number of steps of the window or of a model's inputs, or `None` if unknown."""
     tensors = zip(keras.tree.flatten(graph.inputs), axes, strict=True)
     lengths = {x.shape[axis] for x, axis in tensors if axis is not None} - {None}
     if len(lengths) > 1:

@@ -208,7 +208,7 @@ class Part:
         """
         output = self.outputs[0]
         early = max(self.signal.offset - output.offset, 0)
-        step = output.offset + -(-early // output.pause) * output.pause  # with both samples
+        step = output.offset + -(-early // output.pause) * output.pause  # has both samples
         ys, new = self.run(xs, state, step, step + 1)
         return ys, select(active(self.signal), new, state) if self.keeps else state
 

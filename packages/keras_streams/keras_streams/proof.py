@@ -54,9 +54,10 @@ def prove(stream: Any, example: Any = None) -> Proof:
 
     Each part of the stream is compared with the layer's outputs for a whole sequence: over all
     steps at once, and at a single step. An operation that treats each step separately, or should,
-    gets all steps of a sequence as a batch of sequences of one step; and so do some numbers beside,
-    positive ones, and, if it is not one of Keras', missing ones. One that is not also gets some
-    steps alone, and, as it could read any earlier step, longer sequences.
+    gets all steps of a sequence as a batch of sequences of one step. It also gets a few steps of
+    other random numbers, of positive ones, and, if it is not one of Keras', of missing ones. An
+    operation that is not one of Keras' could read any earlier step: it also gets single steps and
+    longer sequences.
 
     Args:
         stream: `GraphStream`.
@@ -294,7 +295,12 @@ def _of_part(stream, part, values, ends, steps):
 
 
 def _in_window(x, signal, start):
-    """Returns the samples of the window that begins with a step, or the sample that covers it."""
+    """Returns the samples of the window that begins with a step, or the sample that covers it.
+
+    An input without a time axis is the same for all windows.
+    """
+    if signal.is_static:
+        return x
     first = int(start / signal.period)
     return x[:, first : first + signal.length] if signal.has_time else x[:, first]
 

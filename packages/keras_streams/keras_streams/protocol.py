@@ -52,7 +52,10 @@ class StreamingMixin:
     rate: Any = 1
 
     def initial_cache(self, batch_size: int) -> Cache:
-        """Returns the cache before the first step of `batch_size` rows."""
+        """Returns the cache before the first step of `batch_size` rows.
+
+        A counter of steps is int32: it is exact, and stays an integer in C.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `initial_cache(batch_size)`.")
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -72,7 +75,11 @@ def has_protocol(layer: Any) -> bool:
 
 
 def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-    """Returns `prefill` by a loop of `layer.step` that is compiled once."""
+    """Feeds x (batch, time, channels) to `layer.step` in a loop that is compiled once.
+
+    Returns:
+        y (batch, time, filters) and the cache after the last step.
+    """
     each = keras.tree.map_structure
     steps = each(lambda x: ops.moveaxis(ops.convert_to_tensor(x), 1, 0), x)
     time, rows = ops.shape(keras.tree.flatten(steps)[0])[:2]
@@ -135,9 +142,16 @@ def check_start(layer: Any, batch_size: int | Tensor) -> None:
 
 
 def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-    """Returns checked arguments of `prefill`: x in the compute dtype, the initial cache for None.
+    """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for None.
 
-    The layer has `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
+    Args:
+        layer: Layer with `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
+        x: Tensor (batch, time, channels).
+        cache: Cache of the layer, or None.
+
+    Raises:
+        ValueError: The layer is not built, x has the wrong shape, or the cache belongs to another
+            batch size or layer.
     """
     check_built(layer)
     x = ops.cast(x, layer.compute_dtype)
@@ -148,9 +162,12 @@ def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, C
 
 
 def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
-    """Raises ValueError unless a cache has the expected structure of shapes.
+    """Raises ValueError unless a cache has the expected structure and shapes.
 
-    Shapes are lists, with None for an unknown size.
+    Args:
+        layer: The layer, named in the message.
+        cache: Structure of tensors.
+        expected: Structure of shapes (lists, None for an unknown size).
     """
     wanted = keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), expected)
     found, sizes = (

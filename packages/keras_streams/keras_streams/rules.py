@@ -644,7 +644,10 @@ def _mel_spectrogram(call, signal):
             "power_to_db=False, and a logarithm after it: 10 * ops.log10(ops.maximum(x, 1e-10))."
         )
     bins, transform = layer.fft_length // 2 + 1, _transform(layer, signal.dtype)
-    mel = ops.convert_to_numpy(layer._melscale(ops.eye(bins)))
+    mel = layer.linear_to_mel_weight_matrix(
+        layer.num_mel_bins, bins, layer.sampling_rate, layer.min_freq, layer.max_freq
+    )
+    mel = ops.convert_to_numpy(mel)
 
     def function(frames):
         real, imaginary = transform(frames)

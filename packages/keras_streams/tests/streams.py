@@ -21,8 +21,9 @@ def assert_equal(found, expected):
 def outputs_of(stream, xs):
     """Returns the outputs of all steps, a list of arrays (batch, steps, ...).
 
-    They are those of a block. The first steps and the last ones, over a cycle of the stream, are
-    asserted to be the same one by one; on JAX, which compiles a step and a block, all steps.
+    They are those of a block. The first steps, until all outputs have begun, and the last ones,
+    over a cycle of the stream, are asserted to be the same one by one; on JAX, which compiles a
+    step and a block, all steps.
 
     Args:
         stream: The stream.
@@ -39,13 +40,14 @@ def outputs_of(stream, xs):
     def arrays(y):
         return [ops.convert_to_numpy(y) for y in keras.tree.flatten(y)]
 
-    step, later = stream.step, max(steps - stream.plan.cycle - 1, 2)
+    step, first = stream.step, min(stream.plan.last_offset + 2, steps)
     if keras.backend.backend() == "jax":
-        step, later = compile_xla(step, stream.variables), 2
+        step, first = compile_xla(step, stream.variables), steps
+    later = max(steps - stream.plan.cycle - 1, first)
     found = arrays(stream.prefill(inputs(slice(None)))[0])
     cache = stream.initial_cache(len(xs[0]))
-    for t in (0, 1, *range(later, steps)):
-        if t == later > 2:
+    for t in (*range(first), *range(later, steps)):
+        if t == later > first:
             _, cache = stream.prefill(inputs(slice(t)))
         y, cache = step(inputs(t), cache)
         for all_steps, one in zip(found, arrays(y), strict=True):

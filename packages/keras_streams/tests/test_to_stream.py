@@ -291,6 +291,21 @@ class Separated(layers.Layer):
         return ops.transpose(ops.relu(ops.transpose(x, (0, 2, 1))), (0, 2, 1))
 
 
+class Separable(layers.Layer):
+    """Causal convolutions by channel, by operations."""
+
+    def build(self, input_shape):
+        channels = input_shape[-1]
+        self.depthwise = self.add_weight(shape=(3, channels, 2), name="depthwise")
+        self.pointwise = self.add_weight(shape=(1, 2 * channels, 4), name="pointwise")
+
+    def call(self, x):
+        padded = ops.pad(x, [[0, 0], [4, 0], [0, 0]])
+        y = ops.depthwise_conv(padded, self.depthwise, padding="valid", dilation_rate=2)
+        z = ops.separable_conv(padded[:, 2:], self.depthwise, self.pointwise, padding="valid")
+        return ops.concatenate([ops.tanh(y), z], axis=-1)
+
+
 def shift(x):
     return ops.pad(x, [[0, 0], [2, 0], [0, 0]], constant_values=1.0)[:, :-2]
 
@@ -299,6 +314,7 @@ def test_layers_of_ones_own_become_their_operations():
     for parts, delay, rate in (
         ([Subclassed()], 1, 1),
         ([layers.Conv1D(2, 3, padding="same"), Separated()], 1, 1),
+        ([Separable()], 0, 1),
         ([layers.Lambda(lambda x: x[:, 1:] - x[:, :-1])], 1, 1),
         ([layers.Lambda(shift), layers.PReLU(shared_axes=[1])], -2, 1),
         ([layers.Reshape((-1, 6)), layers.Dense(2)], 1, 2),

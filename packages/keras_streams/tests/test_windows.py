@@ -8,6 +8,7 @@ from random_graphs import noise
 from streams import outputs_of
 
 from keras_streams import to_stream
+from keras_streams.parts import Sliding
 
 pytestmark = pytest.mark.both_backends
 
@@ -62,12 +63,22 @@ def test_each_output_is_that_of_the_last_steps(name):
     check_windows(model, WINDOW + 8, rate)
 
 
-@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("length", [1, 2, 13, 16])
 def test_sums_and_extremes_of_windows_of_every_length(length):
     x = keras.Input((length, 3))
     y = [ops.sum(x, axis=1), ops.mean(x, axis=(1, 2)), ops.min(x, axis=1, keepdims=True)]
     check_windows(keras.Model(x, [*y, layers.GlobalMaxPooling1D()(x)]), 2 * length + 5)
+
+
+def test_an_input_without_time_scales_the_steps_of_a_window():
+    x, speaker = keras.Input((WINDOW, 3)), keras.Input((4,))
+    scale = layers.Reshape((1, 5))(layers.Dense(5, activation="sigmoid")(speaker))
+    y = layers.GlobalAveragePooling1D()(layers.Conv1D(5, 3)(x) * scale)
+    model, given = keras.Model([x, speaker], y), [noise(2, WINDOW + 4, 3), noise(2, 4)]
+    stream = to_stream(model, window=WINDOW)
+    assert isinstance(stream.plan.parts[-1], Sliding)  # not each window as a whole
+    found = outputs_of(stream, given)[0]
+    np.testing.assert_allclose(found[:, -1], model([given[0][:, 4:], given[1]]), atol=1e-5)
 
 
 def test_a_sum_of_a_window_does_not_drift():
