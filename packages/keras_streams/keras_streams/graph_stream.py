@@ -293,13 +293,14 @@ class GraphStream(StreamingMixin):
 
     def _each(self, xs, states, function):
         values, states, after = dict(enumerate(xs)), iter(states), []
-        for part in self.plan.parts:
-            state = next(states) if part.keeps else None
+        # `trace` finds the call of a part by the name of this variable.
+        for planned in self.plan.parts:
+            state = next(states) if planned.keeps else None
             # As within the model: at the outermost level TensorFlow takes fewer names of layers.
             with keras.name_scope("stream"):
-                outputs, state = function(part, [values[n] for n in part.reads], state)
-            values.update(zip(part.writes, outputs, strict=True))
-            if part.keeps:
+                outputs, state = function(planned, [values[n] for n in planned.reads], state)
+            values.update(zip(planned.writes, outputs, strict=True))
+            if planned.keeps:
                 after.append(state)
         return values, after
 
