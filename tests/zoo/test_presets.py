@@ -1,6 +1,7 @@
 """Presets: models as folders, and classifiers on pretrained backbones."""
 
 import json
+import os
 import shutil
 import sys
 import types
@@ -183,6 +184,13 @@ def test_weights_in_a_folder_lead_nowhere(altered, tmp_path, monkeypatch):
     replace_array(path, "embedding/vars/0", external_link, tmp_path / "secret.h5")
     monkeypatch.setattr(keras.saving, "load_model", None)
     with pytest.raises(ValueError, match=f"altered .*{LINK}"):
+        zoo.from_preset(altered)
+
+
+def test_a_pipe_is_not_opened(altered):
+    (altered / "config.json").unlink()
+    os.mkfifo(altered / "config.json")
+    with pytest.raises(ValueError, match="it holds no file config.json"):
         zoo.from_preset(altered)
 
 
