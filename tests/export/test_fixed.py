@@ -119,7 +119,7 @@ def test_a_model_may_only_move_or_scale_its_inputs():
 
 def test_a_function_of_numbers_in_another_order():
     x = keras.Input((None, CHANNELS))
-    assert difference(keras.Model(x, ops.tanh(layers.Dense(16)(x)[..., ::-1]))) < 5e-3
+    assert difference(keras.Model(x, ops.tanh(layers.Dense(32)(x)[..., ::-1]))) < 5e-3
 
 
 def test_masked_scores_have_no_weight():
@@ -258,6 +258,7 @@ def test_the_stated_differences_are_those_of_all_data(tmp_path):
 
 
 def test_the_table_of_layers_has_their_largest_values_and_errors(tmp_path):
+    keras.utils.set_random_seed(0)
     loud = layers.Dense(4, kernel_initializer="ones", use_bias=False, name="loud")
     model = sequential(loud, layers.Dense(2, name="quiet"))
     x = np.stack([0.1 * X, X])  # ranges are of both; the table is of the first
@@ -268,7 +269,7 @@ def test_the_table_of_layers_has_their_largest_values_and_errors(tmp_path):
     assert re.search(r"quiet +\S+ +0.00% +0\.\d+%", header)
     model, x = classifier(), keras.Input((None, CHANNELS))
     model.adapt(X)
-    rectified = layers.ReLU()(layers.Dense(16)(x))
+    rectified = layers.ReLU()(layers.Dense(32)(x))
     activated = keras.Model(x, [rectified, layers.Activation("tanh")(rectified)])
     for net in (model, clocked(), averaging(), activated):
         options = {"quantization": "int8_rings", "representative_data": X, "overwrite": True}

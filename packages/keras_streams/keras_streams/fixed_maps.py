@@ -20,7 +20,7 @@ SIZES = {"int8": 16, "int16": 16, "int32": 32, "fixed64": 64, "int64": 64, "bool
 _SEGMENTS = 512  # in a table
 _PER_POWER = 32  # segments for each power of two, in the other kind of table
 _SHORT = {"function", "function_by_powers", "clip16", "clip16_long"}  # their results have 16 bits
-_MANY = 8  # lookups: then they are read apart from the rest of a loop
+_MANY = 32  # lookups: then they are read apart from the rest of a loop
 _GOOD_ENOUGH = 32  # of 32767, error of a table
 _CURVES = {  # functions that are tables
     *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Sin", "Cos", "Power", "Mod"),
