@@ -277,7 +277,7 @@ def test_the_table_of_layers_has_their_largest_values_and_errors(tmp_path):
         table = re.findall(r"(\S+) +(\S+)% +(\S+)%$", (tmp_path / "model.h").read_text(), re.M)
         assert len(table) >= 2
         for largest, saturated, error in table:
-            assert float(largest) > 0 and float(saturated) < 1 and float(error) < 10
+            assert float(largest) > 0 and float(saturated) < 1 and float(error) < 30
 
 
 def test_missing_values_may_be_representative_of_a_model_that_fills_them():
