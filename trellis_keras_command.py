@@ -1,7 +1,7 @@
 """The command line; `trellis-keras --help` lists its commands.
 
-Importing anything in `trellis_keras` imports Keras, which takes seconds. Help, `--version` and
-mistyped commands need neither: this module lies beside the package, and its commands import it.
+Importing `trellis_keras` imports Keras, which takes seconds. Help, `--version` and mistyped
+commands do not need it: this module lies beside the package, and its commands import it.
 """
 
 import functools
@@ -20,7 +20,7 @@ import typer.core
 
 
 class _Command(typer.core.TyperCommand):
-    """A command whose usage and errors are in the words that people type."""
+    """A command whose usage and errors name its options as they are typed."""
 
     def collect_usage_pieces(self, ctx):
         words = [p.metavar for p in self.params if isinstance(p, typer.core.TyperArgument)]

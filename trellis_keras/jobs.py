@@ -1,4 +1,4 @@
-"""Resumable jobs: work in a folder that a killed process leaves and the next one continues."""
+"""Resumable jobs: when a process is killed, the next one continues its work in the same folder."""
 
 import contextlib
 import os
@@ -100,7 +100,7 @@ class Job:
 def different_settings(
     there: Mapping[str, Any], here: Mapping[str, Any], free: Collection[str] = ()
 ) -> str:
-    """Returns the settings, but those in `free`, in which a job differs from its start, as text.
+    """Describes the settings, except `free`, that have changed since a job started.
 
     Example:
 

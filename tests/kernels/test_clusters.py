@@ -80,6 +80,18 @@ def test_nll_and_gradients(projected, batch, assert_close):
         assert_close(gradient, reference, "gradient", str(i))
 
 
+def test_gradients_of_large_logits_are_finite():
+    """The turns of a tail also visit rows of other clusters, whose normalizers are small."""
+    hidden, targets = random(6, CHANNELS, seed=20), np.array([13, 1, 2, 39, 3, 4], "int32")
+    flat = [100 * w for cluster in random_weights(False) for w in cluster]
+
+    def loss(hidden, *flat):
+        return ops.sum(cluster_nll(hidden, targets, clusters_of(flat), CUTOFFS, 4)), ()
+
+    *_, gradients = value_and_gradients(loss, [], hidden, *flat)
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+
+
 def test_nll_under_xla(assert_close):
     hidden, targets = random(7, CHANNELS, seed=20), np.array([0, 39, 13, 24, 12, 11, 4], "int32")
     clusters = clusters_of([ops.convert_to_tensor(w) for c in random_weights(True) for w in c])

@@ -399,7 +399,8 @@ def turns(time=50, output_length=None, units=UNITS, **options):
 
 def test_plan():
     assert turns(depth=30) == [1, 29]
-    assert turns(depth=30, aux_every=10) == [1, 9, 10, 10]
+    assert turns(depth=30, aux_every=10) == [1, 29]  # without return_aux nobody reads the others
+    assert turns(depth=30, aux_every=10, return_aux=True) == [1, 9, 10, 10]
     assert turns(depth=8, dilation_rate=[1, 2]) == [1, 3, 1]
     assert turns(depth=8, dilation_rate=[2, 2]) == [1, 7]
     assert turns(depth=30, unroll=True) == [1] * 30

@@ -470,6 +470,8 @@ WRONG_MODELS = [
     (lambda: LanguageModel(V, 6, keras.layers.LSTM(6)), "return_sequences"),
     (lambda: LanguageModel(V, 6, TCN(6, 2, 2, padding="same")), "later tokens"),
     (lambda: inside(keras.layers.Bidirectional(TCN(4, 3, 2))), "later tokens"),
+    (lambda: inside(lstm(go_backwards=True)), "later tokens"),
+    (lambda: inside(keras.layers.Conv1D(4, 3, padding="same")), "later tokens"),
     (lambda: inside(recurrent(stateful=True)), "stateful"),
     (lambda: LanguageModel(V, 6, trellis(output_length=3)), "output_length"),
     (lambda: LanguageModel(V, 6, lstm(stateful=True)), "StackedRNN"),

@@ -98,6 +98,7 @@ def test_a_sound_file(saved):
         (put("build_config", "input_shape", value=[None, 10**10]), "input_shape=10000000000 is"),
         (put(*BACKBONE, "dilations", value=[1] * 20_000), "20,0.* numbers in lists, more than"),
         (put("config", "backbone", value=lru(depth=90_000)), "90,0.* levels"),
+        (put("config", "backbone", value=lru(depth=-90_000)), "90,0.* levels"),
         (put("config", "backbone", value=lru(depth=50, cells_per_node=50)), "2,5.* levels"),
         (put("config", "backbone", value=gru(fan_in=90_000)), "fan_in=90000 for units=2 draws"),
         (

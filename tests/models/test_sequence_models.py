@@ -348,6 +348,10 @@ def test_steps_after_the_last_value_are_padding(tmp_path):
     model.save(tmp_path / "own.keras")
     loaded = keras.saving.load_model(tmp_path / "own.keras")
     np.testing.assert_allclose(loaded.predict_on_batch(padded), expected, rtol=1e-5)
+    plain = classifier(lambda _: keras.layers.GRU(3), nan_padding=True)
+    plain.compile("sgd", jit_compile=False)
+    plain.fit(np.where(np.arange(9)[:, None] < 6, 1.0, padded), np.zeros(2, int), verbose=0)
+    assert all(np.all(np.isfinite(weight)) for weight in plain.get_weights())
     with pytest.raises(ValueError, match="`embedding` needs nan_padding=False"):
         classifier(embedding=keras.layers.Embedding(5, 2), nan_padding=True)
 

@@ -158,6 +158,7 @@ def test_another_two_batches_must_fit(seconds, batches, clock):
     saved = []
     checkpoint = types.SimpleNamespace(save_within_epoch=lambda: saved.append(clock.now))
     limit = TimeLimit(seconds, checkpoint=checkpoint)
+    limit.set_model(types.SimpleNamespace(stop_training=False))
     limit.set_params({"epochs": 1, "steps": 9})
     limit.on_train_begin()
     limit.on_epoch_begin(0)

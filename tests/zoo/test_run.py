@@ -14,6 +14,7 @@ from tests.support.run_checks import assert_same_end, check_killed_run
 from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import training, zoo
 from trellis_keras.jobs import folder_lock
+from trellis_keras.training.checkpoint_files import progress
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
@@ -97,6 +98,20 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
     assert processes > 1
     runs.train(recipe, tmp_path / "whole", verbose=0)
     assert_same_end(run, tmp_path / "whole", 2)
+
+
+def test_a_run_that_ended_within_an_epoch_may_have_fewer_epochs(tmp_path, monkeypatch):
+    clock = itertools.count(step=60)
+    monkeypatch.setattr("trellis_keras.training.stopping.monotonic", lambda: next(clock))
+    run, batches = tmp_path / "run", 0
+    while not batches or not runs.epochs_done(run):
+        recipe = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 3})
+        runs.train(recipe, run, verbose=0, max_minutes=45)
+        batches = progress(run / "checkpoints")[1]
+    epochs = runs.epochs_done(run)
+    runs.train(recipe.replace(epochs=epochs), run, verbose=0)
+    assert runs.epochs_done(run) == epochs and runs.is_finished(run)
+    runs.train(recipe.replace(epochs=epochs), run, verbose=0)  # nothing is left to do
 
 
 @pytest.mark.slow

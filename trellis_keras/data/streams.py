@@ -214,8 +214,8 @@ class SequenceStream(ExampleStream):
     Every example counts once per epoch: the last batch is padded with examples of weight 0.
 
     Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so resumed training sees the
-    same batches. Pass the callback `EpochOrder` to `fit`, or every epoch has the order of the
-    first, and `shuffle=False`, or Keras shuffles the batches again.
+    same batches. Pass the callback `EpochOrder` to `fit`, so that resumed training continues with
+    the order of its epoch, and `shuffle=False`, or Keras shuffles the batches again.
 
     Args:
         x: Array of shape `(examples, ...)`.

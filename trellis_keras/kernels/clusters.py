@@ -10,6 +10,7 @@ TensorFlow. The gradient is therefore written by hand: it repeats the same itera
 tail's logits instead of storing them, and sums each tail's gradients in place.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -99,9 +100,9 @@ def cluster_nll(
                 h = ops.take(hidden, rows, axis=0)
                 features = _features(tail, h)
                 of_rows = ops.where(counts, ops.take(upstream, rows), 0)
-                d_logits = _logit_gradients(
-                    _logits(tail, features), ops.take(normalizers, rows), choice, of_rows
-                )
+                # The normalizer of other rows may be small, and a logit minus it overflow.
+                of_tail = ops.where(counts, ops.take(normalizers, rows), math.inf)
+                d_logits = _logit_gradients(_logits(tail, features), of_tail, choice, of_rows)
                 d_h, d_tail = _gradients(tail, h, features, d_logits)
                 sums = [s + ops.cast(d, s.dtype) for s, d in zip(sums, d_tail, strict=False)]
                 return (_add_rows(d_hidden, rows, d_h), *sums)

@@ -11,7 +11,7 @@ down, with P_i the positions of level i and T the length of the sequence,
 
 and a level whose outputs are also returned (auxiliary outputs) adds {T-n, ..., T-1}. With
 dilation 1 these are ranges that get shorter towards the top; with doubling dilations and n = 1 they
-are strided (the level below the one with dilation 512 computes two positions); else lists.
+are strided (the level below the one with dilation 512 computes two positions); otherwise irregular.
 
 A `Cone` stores the positions as arrays. `Cone.read` locates the values that a level reads at an
 offset among the positions computed by the level below (`Read`): the number of values before the

@@ -1,4 +1,4 @@
-"""Masks of time steps, and what depends on the last step of a row."""
+"""Time-step masks, and the last valid step of each row."""
 
 from collections.abc import Sequence
 

@@ -91,7 +91,7 @@ class StackedRNN(StatefulLayer):
     def prefers_xla(self) -> bool:
         """Whether XLA makes the layer faster on a CPU in float32.
 
-        It does not for wide layers of Keras, and not for those that run in Keras' own loop.
+        XLA does not speed up wide Keras layers, or layers that run in Keras' own loop.
         """
         return all(
             isinstance(layer.cell, RecurrentCell)

@@ -24,9 +24,10 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
     """Base class of layers with the arguments `initial_state`, `return_state` and `stateful`.
 
     The states are a flat list of tensors, each (batch, size). A subclass sets `return_sequences`,
-    `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. If the
-    states are all that a stream keeps, it defines `step` and `run_steps`; else its own stream, and
-    a `call` that starts from `initial_states` and ends with `carry_states`.
+    `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. If its
+    stream keeps only the states, it defines `step` and `run_steps`. Otherwise it defines the
+    streaming methods itself, and a `call` that begins with `initial_states` and ends with
+    `carry_states`.
 
     Args:
         stateful: Whether the last states of a batch are the initial states of the next one.

@@ -278,7 +278,13 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             if self.padding == "causal":  # the last tap acts on the current step
                 z = ops.pad(z, [[0, 0], [self.offsets[-1], 0], [0, 0]])
             padding = "same" if self.padding == "same" else "valid"
-            return ops.conv(z, kernel, 1, padding, "channels_last", self.dilation_rate)
+            return ops.conv(
+                z,
+                kernel,
+                padding=padding,
+                dilation_rate=self.dilation_rate,
+                data_format="channels_last",
+            )
 
         first, *masks = [_select_mask(mask, p) for p in positions]
         x = _apply_mask(x, first)

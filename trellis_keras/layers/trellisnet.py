@@ -197,7 +197,7 @@ class TrellisLayer(StatefulLayer):
     With k taps, d the dilation of level i, m a dropout mask and f the gated activation, every level
     i = 1..depth computes, with the same weights,
 
-        a_t = sum_j x_{t-jd} Wx[k-1-j] + (m * h^{i-1}_{t-jd}) Wh[k-1-j] + b,    j = 0..k-1
+        a_t = b + sum_j (x_{t-jd} Wx[k-1-j] + (m * h^{i-1}_{t-jd}) Wh[k-1-j]),    j = 0..k-1
         h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
 
     with h^0 = c^0 = 0. The output is the last `output_units` channels of h at the last level. The
@@ -230,7 +230,7 @@ class TrellisLayer(StatefulLayer):
         dropout: Float, rate of variational dropout on h at the input of the convolution. One mask
             (batch, channel) per call is shared by all levels and steps. Defaults to 0.
         weight_dropout: Float, DropConnect rate of the past taps of both kernels. Defaults to 0.
-        aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to none.
+        aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to None.
         aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the authors'
             code), `"top"` counts L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
         return_sequences, return_state, go_backwards: As in `keras.layers.RNN`, but all steps are
@@ -673,7 +673,7 @@ class TrellisLayer(StatefulLayer):
             time,
             tuple(cone.offsets(taps, self.dilation(i)) for i in range(1, self.depth + 1)),
             output_length,
-            output_levels=tuple(self.aux_levels),
+            output_levels=tuple(self.aux_levels) if self.return_aux else (),
             bounds=tuple(sorted({level - 1 for level in starts if level > 1})),
             period=cone.find_period(self.dilations),
             unroll=True if self.unroll is None and draws else self.unroll,

@@ -89,7 +89,7 @@ class BackboneModel(SublayersMixin, keras.Model):
             self.set_depth(depth)
 
     def set_depth(self, depth: int | None) -> None:
-        """Changes the depth of a compiled model's backbone, which compiled functions contain."""
+        """Changes the backbone's depth, and discards the functions compiled with the old one."""
         if depth != getattr(self.backbone, "depth", None):
             self.backbone.depth = depth
             self.make_train_function(force=True)

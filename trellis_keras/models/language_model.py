@@ -581,6 +581,13 @@ class LanguageModel(TextGenerator, BackboneModel):
         return cls(**{**config, **objects})
 
 
+def _reads_later_steps(layer):
+    is_wide = getattr(layer, "kernel_size", None) != (1,)
+    is_centered = is_wide and getattr(layer, "padding", None) == "same"
+    is_backwards = getattr(layer, "go_backwards", False) or not getattr(layer, "is_causal", True)
+    return isinstance(layer, keras.layers.Bidirectional) or is_backwards or is_centered
+
+
 def _check_backbone(backbone):
     """Raises ValueError unless a backbone has one output per step and carries states safely."""
     needed = {"return_state": False, "return_sequences": True, "output_length": None}
@@ -591,13 +598,10 @@ def _check_backbone(backbone):
                 f"Received: {name}={getattr(backbone, name)}"
             )
     parts = all_layers(backbone)
-    if any(
-        isinstance(part, keras.layers.Bidirectional) or not getattr(part, "is_causal", True)
-        for part in parts
-    ):
+    if any(_reads_later_steps(part) for part in parts):
         raise ValueError(
             "The outputs of a language model's backbone must not depend on later tokens: use "
-            'go_backwards=False, padding="causal" in a TCN, and no Bidirectional layer. '
+            'go_backwards=False, padding="causal", and no Bidirectional layer. '
             f"Received: {backbone}"
         )
     if any(getattr(part, "stateful", False) for part in parts if part is not backbone):

@@ -25,10 +25,11 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
     With h_t the model's hidden state after token x_t (the head's input), the next token w has
 
-        p_cache(w) ~ sum over i of exp(theta * h_t . h_i), t - size <= i < t with x_{i+1} = w
         p(w) = (1 - mix) * p_model(w) + mix * p_cache(w)
 
-    so a word becomes more likely if it followed a similar state before. Nothing is trained.
+    where p_cache(w) is proportional to the sum over i of exp(theta * h_t . h_i), t - size <= i < t,
+    with x_{i+1} = w. A word becomes more likely if it followed a similar state before. Nothing is
+    trained.
     After the first token the cache is empty, and p is p_model.
 
     It streams like a `LanguageModel`, with constant memory: it has `initial_cache`, `step`,

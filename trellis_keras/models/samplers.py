@@ -1,4 +1,4 @@
-"""Keras-NLP's samplers: which ones a language model takes, and copies that draw fast."""
+"""Checks of Keras-NLP's samplers, and copies that draw faster."""
 
 import functools
 import json

@@ -357,7 +357,7 @@ def _count_parts(config, steps, key="", repeats=1):
             repeats *= steps
         count = repeats if config.get("module") == "keras.layers" else "class_name" in config
         if isinstance(own, dict) and name not in _TIED:
-            count += math.prod(own[key] for key in _REPEATS if isinstance(own.get(key), int))
+            count += math.prod(abs(own[key]) for key in _REPEATS if isinstance(own.get(key), int))
         return count + sum(_count_parts(part, steps, key, repeats) for key, part in config.items())
     if isinstance(config, list):
         numbers = 0 if "shape" in key else sum(type(value) in (int, float) for value in config)

@@ -102,6 +102,8 @@ class SequenceClassifier(SequenceModel):
     def _hidden(self, inputs, training, mask):
         if mask is None and self.nan_padding:
             mask = _before_padding(inputs)
+            # Keras' recurrent layers multiply masked inputs by zero gradients.
+            inputs = ops.where(mask[..., None], inputs, ops.zeros_like(inputs))
         return super()._hidden(inputs, training, mask)
 
     @property
@@ -141,6 +143,8 @@ class SequenceClassifier(SequenceModel):
             return y, y_pred, weight
         # On some backends a label out of range has a loss of 0.
         y = ops.reshape(y, ops.shape(y_pred)[:-1])
+        if not keras.backend.is_float_dtype(y.dtype):
+            y = ops.cast(y, "int32")  # in uint8 there is no 256
         is_class = (y >= 0) & (y < self.num_classes)
         zeros = ops.zeros_like(y)
         weight = ops.where(is_class | (weight == 0), weight, np.nan)

@@ -525,7 +525,9 @@ class SequenceModel(BackboneModel):
 _CROSS_ENTROPIES = {
     "sparse_categorical_crossentropy": keras.losses.SparseCategoricalCrossentropy,
     "categorical_crossentropy": keras.losses.CategoricalCrossentropy,
+    "categorical_focal_crossentropy": keras.losses.CategoricalFocalCrossentropy,
     "binary_crossentropy": keras.losses.BinaryCrossentropy,
+    "binary_focal_crossentropy": keras.losses.BinaryFocalCrossentropy,
 }
 
 

@@ -134,7 +134,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._batches_done = self._batches_before + batch + 1
         minutes = self.save_minutes
-        if minutes is not None and monotonic() - self._last_time >= 60 * minutes:
+        is_due = minutes is not None and monotonic() - self._last_time >= 60 * minutes
+        if is_due and not self.model.stop_training:
             self.save_within_epoch()
 
     def save_within_epoch(self) -> None:
@@ -218,7 +219,8 @@ class Checkpoint(keras.callbacks.Callback):
                 f"Received: seed={given[0]}, callbacks={given[1]}"
             )
         steps, rest = self.params["steps"], state["batches"] - state["batch"]
-        if state["batch"] and steps != rest:
+        is_needed = state["batch"] and not is_complete(state, self.params["epochs"])
+        if is_needed and steps != rest:
             raise ValueError(
                 f"{path} was written after {state['batch']} of {state['batches']} batches of an "
                 f"epoch: `fit` must be given the remaining {rest}, see `RestOfEpoch`. Received: "

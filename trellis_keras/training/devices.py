@@ -95,7 +95,9 @@ def broadcast(content: bytes) -> bytes:
         return content
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    size = int(broadcast_one_to_all(np.array(len(content), "int32")))
+    # Integers of 32 bits: an array has no larger ones by default.
+    high, low = broadcast_one_to_all(np.array(divmod(len(content), 2**30), "int32"))
+    size = int(high) * 2**30 + int(low)
     # Arrays must have the same size in all processes.
     room = np.zeros(size, "uint8")
     if process_index() == 0:

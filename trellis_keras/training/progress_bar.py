@@ -10,7 +10,7 @@ from trellis_keras.types import Logs
 class BatchProgress(keras.callbacks.Callback):
     """Prints a progress line at intervals within long epochs.
 
-    For output that is not a terminal's: there Keras prints nothing before an epoch ends.
+    For output to a file or a pipe, where Keras prints nothing before an epoch ends.
 
     Args:
         seconds: Positive number, the minimum time between two lines. Defaults to 60.

@@ -80,7 +80,8 @@ class TimeLimit(keras.callbacks.Callback):
     dropped once there is a second. At least one epoch is trained.
 
     With `checkpoint`, training also stops within an epoch: when another two batches would exceed
-    the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs.
+    the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs;
+    the validation after the last one is not counted.
 
     Place it after `Checkpoint`: a checkpoint that records stopped training would not be resumed.
 
@@ -138,7 +139,8 @@ class TimeLimit(keras.callbacks.Callback):
             return
         now = monotonic()
         longest = self._batch_times.add(now - self._batch_begin)
-        if batch + 1 < self.params["steps"] and now + 2 * longest > self._deadline:
+        is_last = batch + 1 == self.params["steps"] or self.model.stop_training
+        if not is_last and now + 2 * longest > self._deadline:
             self.checkpoint.save_within_epoch()
             self.stopped = True
             if self.params.get("verbose") == 1:

@@ -102,6 +102,10 @@ def accelerators() -> list[str]:
         import jax
 
         return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     import tensorflow as tf
 
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))

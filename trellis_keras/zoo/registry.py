@@ -163,7 +163,7 @@ def get_model(name: str, **arguments: Any) -> keras.Model:
     return _function(_entry(name))(**arguments)
 
 
-def recipe(name: str, **options: Any) -> Recipe:
+def recipe(name: str, /, **options: Any) -> Recipe:
     """Returns the recipe of a model: its arguments, data and training.
 
     Args:
@@ -198,7 +198,7 @@ def recipe_from_dict(written: dict[str, Any]) -> Recipe:
     return dataclasses.replace(found, training=training)
 
 
-def published_recipe(name: str, setting: str = "", **options: Any) -> Recipe:
+def published_recipe(name: str, setting: str = "", /, **options: Any) -> Recipe:
     """Returns the recipe of a published run: the settings that the zoo's weights were trained with.
 
     Args:

@@ -1,4 +1,4 @@
-"""Runs: folders in which models are trained by recipes, and training resumes after a kill.
+"""Run folders: a recipe trains a model there, and a killed run resumes from there.
 
 recipe.json          all settings
 paths.json           where the data are on this machine; omit it when you share the run
@@ -434,7 +434,7 @@ def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, sav
         )
 
     with contextlib.suppress(EpochInterrupted):
-        if batches:
+        if batches and epochs < recipe.training.epochs:
             last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
             # It creates the variables of all metrics.
             model.evaluate(parallel.own_rows(last_batch), verbose=0)

@@ -16,8 +16,8 @@ import numpy as np
 from trellis_keras import training
 from trellis_keras.layers.checks import check_positive
 
-# The classes of each part by the names that options take. A recipe from others makes no object of
-# any other class.
+# The classes of each part by the names that options take. An untrusted recipe can create objects of
+# these classes only.
 PARTS: dict[str, dict[str, type]] = {
     "optimizer": {
         "sgd": training.SGD,
@@ -48,7 +48,10 @@ _NO_KERNEL = "^(?!.*kernel)"  # matches names without "kernel"
 def one_cycle(
     peak: float, *, warmup_steps: int | None = None, decay_steps: int
 ) -> keras.optimizers.schedules.CosineDecay:
-    """Returns a learning rate that rises from 0 to `peak`, then falls to 0 by a cosine."""
+    """Returns a learning rate that falls from `peak` to 0 by a cosine.
+
+    In `warmup_steps` before it, the learning rate rises linearly from 0.
+    """
     cosine = keras.optimizers.schedules.CosineDecay
     if not warmup_steps:
         return cosine(peak, decay_steps)
@@ -139,7 +142,7 @@ class Training:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Training":
-        """Returns the settings with the result of `get_config`, which others may have written.
+        """Rebuilds the settings from the result of `get_config`, which may be untrusted.
 
         A class that is not one of `PARTS`, or a wrong argument, raises ValueError, KeyError or
         TypeError.
