@@ -401,7 +401,13 @@ def _convolved(call, function, x, **options):
 
 
 def _convolution(function, call, signal):
+    time = signal.axis - 1
+
     def of_windows(x, strides, rates):
+        if function is _conv:
+            # A window has one output. TensorFlow 2.21 has computed wrong ones of a single channel
+            # for strides that are longer than the window.
+            strides = (*strides[:time], 1, *strides[time + 1 :])
         return _convolved(call, function, x, strides=strides, dilation_rate=rates)
 
     return _window(call, signal, _kernels(call)[0].shape[:-2], of_windows)

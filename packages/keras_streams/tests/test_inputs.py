@@ -34,6 +34,12 @@ def test_layers_of_every_kind_on_the_second_axis():
     check_equal(model, [noise(2, 3, 30, 2)], time_axis=-2)
 
 
+def test_one_channel_with_strides_longer_than_the_window():
+    x = keras.Input((3, 28, 1))
+    model = keras.Model(x, layers.Conv2D(1, (1, 2), strides=(1, 3))(x))
+    check_equal(model, [noise(2, 3, 28, 1)], time_axis=2)
+
+
 def test_axes_that_operations_move():
     x = keras.Input((24, 5))
     y = ops.expand_dims(layers.Permute((2, 1))(x), -1)  # (batch, 5, 24, 1)
