@@ -78,7 +78,7 @@ def summary(found):
         f"standard errors, {fast} of them with the levers of the fast recipes (AdamW, one cosine "
         f"cycle of the learning rate, augmentation, chrono initialization); {baselines} are "
         f"recurrent baselines, which the papers tuned little, and {alone} rest on one seed. "
-        f"{len(of['level'])} are level{f', {len(within)} within 5 %' if within else ''}. "
+        f"Level: {len(of['level'])}{f', {len(within)} within 5 %' if within else ''}. "
         f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from another "
         f"text than the paper's, and {len(of['at the floor'])} are at the floor: none of these "
         f"counts as better. {len(of['behind'])} are behind: "
