@@ -72,13 +72,14 @@ def summary(found):
     fast = sum(one.recipe.setting == "fast" for one in better)
     baselines = sum(one.is_baseline for one in better)
     alone = sum(len(one.run.seeds) == 1 for one in better)
+    level = f"{len(of['level'])} {'is' if len(of['level']) == 1 else 'are'}"
     text = (
         f"{len(trained)} of the papers' {len(published())} values were trained here, by the "
         f"paper's recipe or a fast one. {len(better)} are better by a margin of 2 % or two "
         f"standard errors, {fast} of them with the levers of the fast recipes (AdamW, one cosine "
         f"cycle of the learning rate, augmentation, chrono initialization); {baselines} are "
         f"recurrent baselines, which the papers tuned little, and {alone} rest on one seed. "
-        f"Level: {len(of['level'])}{f', {len(within)} within 5 %' if within else ''}. "
+        f"{level} level{f', {len(within)} within 5 %' if within else ''}. "
         f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from another "
         f"text than the paper's, and {len(of['at the floor'])} are at the floor: none of these "
         f"counts as better. {len(of['behind'])} are behind: "
