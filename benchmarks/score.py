@@ -31,8 +31,8 @@ def main(megabytes: Annotated[float, typer.Option(help="Size of the text.")] = 1
     model = zoo.trellisnet_char(vocabulary=vocabulary, **SETTINGS)
     with tempfile.TemporaryDirectory() as folder:
         text = pathlib.Path(folder, "text.txt")
-        write_text(text, megabytes * 1e6)
         before = peak_memory() / 2**30
+        write_text(text, megabytes * 1e6)
         started, started_cpu = time.perf_counter(), time.process_time()
         totals = scoring.score(model, text, text.with_name("scores.csv"), verbose=1)
         seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu

@@ -47,6 +47,7 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("tcn_text8", {"setting": "fast"}, "tcn_text8 has no fast recipe"),
         ("lru_text8", {"stopping_against": "first"}, "`against` must be one of best, previous"),
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
+        ("tcn_adding", {"name": "mine"}, "name"),
         ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
     ],
 )
