@@ -1,5 +1,6 @@
 """The zoo's models: sizes, arguments that follow from others, a step of training of each kind."""
 
+import dataclasses
 import inspect
 import pydoc
 
@@ -11,7 +12,7 @@ from tests.support.parameters import slow_but
 from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import SequenceRegressor
-from trellis_keras.zoo import registry, results
+from trellis_keras.zoo import registry, results, run
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
 
@@ -65,6 +66,16 @@ def test_a_function_of_ones_own_is_a_model():
         assert zoo.get_model("my_model").backbone.units == 3
         assert zoo.recipe("my_model", T=5).data_options == {"T": 5}
         assert registry.published_value(zoo.recipe("my_model")) is None
+        with pytest.raises(ValueError, match="no metric 'accuracy'. Received: .*mae"):
+            metrics = {"metric": "accuracy", "metrics": lambda: ["mae"]}
+            entry = dataclasses.replace(zoo.recipe("my_model").entry, **metrics)
+            small = {"train": 2, "valid": 2, "test": 2}
+            other = zoo.recipe("my_model", data_options=small)
+            other = dataclasses.replace(other, entry=entry, metric="accuracy")
+            run.evaluate(other, my_model(units=2))
+        for wrong in (lambda units, seed=0: None, lambda units=3: None):
+            with pytest.raises(ValueError, match="need defaults, and one must be `seed`"):
+                zoo.register(data="adding", metric="mse", training=None)(wrong)
         with pytest.raises(ValueError, match="The zoo already has a model 'my_model'"):
             zoo.register(data="adding", metric="mse", training=None)(my_model)
     finally:

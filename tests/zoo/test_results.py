@@ -52,6 +52,8 @@ def _corpus(model):
         ("trellisnet_ptb", {"data": "pydoc"}, None),
         ("tcn_ptb", {"metric": "bpc"}, None),
         ("tcn_adding", {"filters": 30}, None),
+        ("tcn_jsb", {"depth": 8}, None),
+        ("gru_jsb", {"hidden_units": 500}, 8.43),  # a larger net
         ("tcn_jsb", {"activation": "glu"}, None),
         ("tcn_jsb", {"activation": "glu", "filters": 104}, 8.13),
         ("lru_char_ptb", {}, 0.965),

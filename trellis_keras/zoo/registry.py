@@ -10,12 +10,13 @@ from typing import Any
 import keras
 
 from trellis_keras.layers import seeds
-from trellis_keras.zoo import results
+from trellis_keras.zoo import pretrained, results
 from trellis_keras.zoo.datasets.registry import suggestion
 from trellis_keras.zoo.recipe import Entry, Recipe
 from trellis_keras.zoo.training_settings import Training
 
 _ENTRIES: dict[str, Entry] = {}
+_WIDTHS = ("filters", "hidden_units")
 
 
 def register(
@@ -51,7 +52,8 @@ def register(
             default metrics.
 
     Raises:
-        ValueError: A model with this name already exists.
+        ValueError: A model with this name already exists, an argument has no default, or there is
+            no argument `seed`.
     """
 
     def decorator(function):
@@ -66,6 +68,12 @@ def register(
             fast=fast,
             fast_arguments=fast_arguments or {},
         )
+        bad = [k for k, v in entry.arguments.items() if v is inspect.Parameter.empty]
+        if bad or "seed" not in entry.arguments:
+            raise ValueError(
+                f"The arguments of {entry.name} need defaults, and one must be `seed`. Received: "
+                f"{inspect.signature(function)}"
+            )
         if entry.name in _ENTRIES:
             raise ValueError(f"The zoo already has a model {entry.name!r}.")
         _ENTRIES[entry.name] = entry
@@ -231,14 +239,15 @@ def published_recipe(name: str, setting: str = "", /, **options: Any) -> Recipe:
 def published_value(recipe: Recipe) -> results.Published | None:
     """Returns the row of published.csv that matches a recipe, or None.
 
-    Its setting and the recipe agree in metric, data, data options, and all other options named in
-    the settings of the model's rows. What the recipe's `setting` changes does not count: a fast
-    recipe may have another dropout. Neither does `files`: the LRU paper does not say which files of
-    Penn Treebank it used.
+    Row and recipe agree in metric, data, data options, the arguments that affect the outputs of
+    trained weights, and all other options named in the model's rows. Three things do not count:
+    what the recipe's `setting` changes, such as the dropout of a fast recipe; a width that no row
+    names; and `files`, because the LRU paper does not say which files of Penn Treebank it used.
     """
     own = Recipe.published(recipe.entry).replace(setting=recipe.setting)
     rows = [row for row in results.published() if row.model == recipe.name]
-    names = {"metric", "data"}.union(
+    network = {name for name in recipe.arguments if not pretrained.is_of_the_training(name)}
+    names = {"metric", "data", *network.difference(_WIDTHS)}.union(
         own.data_options, recipe.data_options, *(row.setting for row in rows)
     ) - {"files"}
     theirs, ours = (one.options() | one.data_options for one in (own, recipe))

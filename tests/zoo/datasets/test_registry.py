@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.processes import run_script
-from trellis_keras.zoo.datasets import info, list_datasets, load
+from trellis_keras.zoo.datasets import info, list_datasets, load, register
 from trellis_keras.zoo.datasets.sources import Source
 
 NAMES = {
@@ -19,6 +19,15 @@ def test_names_and_terms():
         assert f'"{name}"' in load.__doc__
         assert found.source is None or isinstance(found.source, Source)
     assert info("text8").options == {"split": None, "first": None, "train_fraction": 1.0}
+
+
+def test_a_data_set_is_not_replaced():
+    def text(data_dir):
+        pass
+
+    with pytest.raises(ValueError, match="already a data set 'text'"):
+        register("mine", "mine")(text)
+    assert "unit" in info("text").options
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import hashlib
 import pathlib
@@ -112,7 +113,9 @@ def test_wikitext_by_words(tmp_path, monkeypatch, path):
     monkeypatch.setitem(texts.SIZES, "wt2", (9, 4, 4, 6))
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / "wikitext2/wiki.train.tokens").rename(tmp_path / path)
-    dataset = load("wt2", tmp_path)
+    told = pytest.warns(UserWarning, match="in another order")
+    with told if "reordered" in path else contextlib.nullcontext():
+        dataset = load("wt2", tmp_path)
     assert parts(dataset) == ["\n= Cat =\nthe <unk> sat\n", "the <unk> =\n", "= sat =\n"]
     assert dataset.vocabulary == Vocabulary.from_text(contents[0], "word", unknown="<unk>")
     assert dataset.train.dtype == np.int32

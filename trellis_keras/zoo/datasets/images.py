@@ -55,6 +55,7 @@ PUBLISHED = {
 _MNIST_TERMS: dict[str, Any] = {
     "citation": "MNIST by LeCun, Cortes and Burges (1998)",
     "license": "commonly given as CC BY-SA 3.0",
+    "batch_options": ("shift",),
 }
 
 
@@ -83,6 +84,7 @@ def permuted_mnist(data_dir: DataDir) -> Dataset:
 @register(
     citation="CIFAR-10 by Krizhevsky (2009), who asks for citation",
     license="no license is stated",
+    batch_options=("shift",),
     source=CIFAR10,
 )
 def seq_cifar10(data_dir: DataDir) -> Dataset:

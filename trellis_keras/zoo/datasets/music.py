@@ -25,6 +25,7 @@ NOTTINGHAM = _source("nottingham", "Nottingham.mat")
 _TERMS: dict[str, Any] = {
     "citation": "piano rolls by Boulanger-Lewandowski et al. (2012)",
     "license": "no license is stated",
+    "batch_options": ("transpose", "note_dropout"),
 }
 
 

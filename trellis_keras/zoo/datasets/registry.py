@@ -50,6 +50,7 @@ class DatasetInfo:
         name: String.
         loader: Function `(data_dir, **options)` that returns the `Dataset`.
         options: Dict of the options and their defaults, `inspect.Parameter.empty` if required.
+        batch_options: Names of the options of its training batches, see `zoo.Training`.
         source: `Source` of its files, or `None` if it needs none.
         citation, license: Description and publisher, and the terms of use.
     """
@@ -57,6 +58,7 @@ class DatasetInfo:
     name: str
     loader: Callable
     options: dict[str, Any]
+    batch_options: tuple[str, ...]
     source: Source | None
     citation: str
     license: str
@@ -72,6 +74,7 @@ def register(
     license: str,
     source: Source | None = None,
     options: Callable | None = None,
+    batch_options: tuple[str, ...] = (),
 ) -> Callable:
     """Returns a decorator that makes a loader available to `load`.
 
@@ -84,6 +87,11 @@ def register(
         source: `Source` of its files. Defaults to `None`, no files.
         options: Class whose arguments are more options, which the function takes as a dict,
             `**options`. Defaults to `None`, no more.
+        batch_options: Names of the options of the batches: `"transpose"` and `"note_dropout"` for
+            piano rolls, `"shift"` for images. Defaults to `()`, none.
+
+    Raises:
+        ValueError: If there is a data set of this name.
     """
 
     def decorate(loader):
@@ -94,7 +102,9 @@ def register(
             if function is options or parameter.kind is parameter.KEYWORD_ONLY
         }
         name = loader.__name__
-        _REGISTRY[name] = DatasetInfo(name, loader, known, source, citation, license)
+        if name in _REGISTRY:
+            raise ValueError(f"There is already a data set {name!r}.")
+        _REGISTRY[name] = DatasetInfo(name, loader, known, batch_options, source, citation, license)
         return loader
 
     return decorate

@@ -9,6 +9,7 @@ import math
 import numbers
 import os
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from pydoc_data.topics import topics
 from typing import Any
@@ -51,13 +52,13 @@ PTB = Source(
 )
 
 
+_REORDERED = "train.articles_reordered"
+
+
 def _wikitext(size, checksum):
     files = {f"wikitext{size}/wiki.{s}.tokens": f"wikitext-{size}/wiki.{s}.tokens" for s in SPLITS}
     # The alternatives are the folder of the unpacked archive, and the articles in another order.
-    paths = [
-        (path, member, path.replace("train", "train.articles_reordered"))
-        for path, member in files.items()
-    ]
+    paths = [(path, member, path.replace("train", _REORDERED)) for path, member in files.items()]
     url = f"https://wikitext.smerity.com/wikitext-{size}-v1.zip"
     return Source(tuple(paths), (Download(url, files, checksum),))
 
@@ -270,6 +271,8 @@ def _words(name, source, data_dir):
     They are encoded line by line: the words of WikiText-103 as Python strings take gigabytes.
     """
     paths = source.find(data_dir)
+    if _REORDERED in paths[0].name:
+        warnings.warn(f"{paths[0]} has the articles of {name} in another order.", stacklevel=2)
     *sizes, vocabulary_size = SIZES[name]
     counts = collections.Counter()
     for text in _lines(paths[0], "counting words"):
