@@ -49,6 +49,9 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
         ("tcn_adding", {"name": "mine"}, "name"),
         ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
+        ("tcn_adding", {"first": 9}, "no option 'first'"),
+        ("tcn_jsb", {"shift": 1}, "no option 'shift'"),
+        ("trellisnet_ptb", {"optimizer": "adam"}, "needs its own `learning_rate`"),
     ],
 )
 def test_unknown_models_and_options(name, options, message):
@@ -98,6 +101,27 @@ def test_wrong_values(option, value):
 def test_wrong_arguments_of_objects(option, value, message):
     with pytest.raises(ValueError, match=message):
         zoo.recipe("trellisnet_char", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("tcn_seq_mnist", "clip_norm", -1),
+        ("tcn_seq_mnist", "clip_norm", 0),
+        ("tcn_seq_mnist", "weight_decay", -0.1),
+        ("tcn_seq_mnist", "weight_decay", "small"),
+        ("tcn_seq_mnist", "warmup_steps", -5),
+        ("tcn_seq_mnist", "shift", -1),
+        ("tcn_seq_mnist", "shift", 1.5),
+        ("tcn_jsb", "transpose", 2),
+        ("tcn_jsb", "note_dropout", "few"),
+        ("trellisnet_ptb", "context_length", 275),
+        ("trellisnet_ptb", "sequence_length", 9.5),
+    ],
+)
+def test_wrong_values_of_fast_recipes_before_data_are_loaded(name, option, value):
+    with pytest.raises(ValueError, match=f"`{option}`"):
+        zoo.recipe(name, setting="fast", **{option: value})
 
 
 def test_numpy_values_and_paths_are_taken(tmp_path, monkeypatch):
@@ -319,6 +343,10 @@ def test_options_of_the_data_are_options_of_the_recipe():
     recipe = zoo.recipe("tcn_adding", T=8, data_options={"train": 11})
     assert recipe.data_options == {"T": 8, "train": 11}
     assert zoo.recipe("tcn_adding", data_options={"T": 8, "train": 11}) == recipe
+    assert zoo.recipe("tcn_adding", T=8, train=11) == recipe
+    recipe = zoo.recipe("trellisnet_char", data="text", path="/a.txt", unit="word", first=9)
+    assert recipe.data_options == {"path": "/a.txt", "unit": "word", "first": 9}
+    assert read_back(recipe) == recipe
 
 
 def test_changes_are_the_fewest_options():

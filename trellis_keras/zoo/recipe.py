@@ -17,6 +17,7 @@ import numpy as np
 
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
+from trellis_keras.data.streams import PIANO_KEYS
 from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.zoo import datasets, pretrained
@@ -26,7 +27,6 @@ from trellis_keras.zoo.training_settings import Training
 
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
-_IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,15 +66,6 @@ class Entry:
     def reads_text(self) -> bool:
         """Whether the model is a language model."""
         return self.channels is None
-
-    @property
-    def stream_options(self) -> tuple[str, ...]:
-        """The options of the model's batches, see `Training.stream`."""
-        if self.reads_text:
-            return ("sequence_length", "context_length")
-        if self.metric == "frame_nll":
-            return ("transpose", "note_dropout")
-        return ("shift",) if self.data in _IMAGES else ()
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -141,10 +132,9 @@ class Recipe:
         )
 
     def __post_init__(self) -> None:
-        check_choice("data", self.data, datasets.list_datasets())
         if self.seed is not None:
             check_integer("seed", self.seed, 0)
-        if unknown := self.training.stream.keys() - {*self.entry.stream_options}:
+        if unknown := self.training.stream.keys() - {*self._batch_options(self.data)}:
             raise ValueError(f"{self.name} has no option {min(unknown)!r}.")
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
@@ -154,6 +144,15 @@ class Recipe:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
             check_choice("dtype_policy", self.dtype_policy, DTYPE_POLICIES)
+        # The batches check their other options; here, because loading the data takes time.
+        batch_size, options = self.training.batch_size, self.training.stream
+        if self.reads_text:
+            tokens = np.broadcast_to(np.int32(0), batch_size + 1)
+            TokenStream(tokens, batch_size, stateful=self.stateful, **options)
+        elif "shift" in options:
+            check_integer("shift", options["shift"], 0)
+        elif options:
+            PianoRollStream([np.zeros((2, PIANO_KEYS))], batch_size, **options)
 
     def replace(self, **options: Any) -> "Recipe":
         """Returns a recipe with some options replaced, see `zoo.recipe`.
@@ -165,45 +164,67 @@ class Recipe:
         Raises:
             ValueError: An unknown option, an invalid value, or inconsistent options.
         """
+        entry = self.entry
+        options = {k: _checked(k, v, entry.types.get(k, Any)) for k, v in options.items()}
+        data = options.get("data", self.data)
         setting = options.get("setting", self.setting)
         training, arguments = self.training, self.arguments
         if setting != self.setting:
-            training = self.entry.training_by(setting)
-            arguments = arguments | self.entry.arguments_by(setting)
-        entry = self.entry
-        known = [*entry.data_options, *entry.arguments, *entry.stream_options, *_FIELDS]
-        known += training.option_names(options)
+            training = entry.training_by(setting)
+            arguments = arguments | entry.arguments_by(setting)
+        # An option of the data set that is also an argument belongs to the model.
+        of_data = [
+            name
+            for name in datasets.info(data).options
+            if name in entry.data_options or name not in arguments
+        ]
+        of_batches, of_training = self._batch_options(data), training.option_names(options)
+        self._check_known(options, [*of_data, *arguments, *of_batches, *_FIELDS, *of_training])
+        data_options = self._data_options(options, of_data)
+        both = {name: data_options[name] for name in entry.data_options if name in data_options}
+        kept = self.data_options if data == self.data else {}
+        options = both | options | {"data_options": kept | data_options}
+        if options.get("data_dir") is not None:
+            options["data_dir"] = _absolute(options["data_dir"])
+        if options.get("stateful"):
+            options.setdefault("context_length", 0)
+        stream = {name: options.get(name, training.stream.get(name)) for name in of_batches}
+        stream = {name: value for name, value in stream.items() if value is not None}
+        return dataclasses.replace(
+            self,
+            arguments={name: options.get(name, value) for name, value in arguments.items()},
+            training=training.replace(
+                **{name: options[name] for name in of_training if name in options}, stream=stream
+            ),
+            **{name: value for name, value in options.items() if name in _FIELDS},
+        )
+
+    def _batch_options(self, data):
+        """Returns the names of the options of the batches of a data set."""
+        if self.reads_text:
+            return ("sequence_length", "context_length")
+        return datasets.info(data).batch_options
+
+    def _check_known(self, options, known):
         for name in options:
             if name not in known:
                 near = suggestion(name, known) or f" It has: {', '.join(known)}"
                 raise ValueError(f"{self.name} has no option {name!r}.{near}")
-        options = {k: _checked(k, v, entry.types.get(k, Any)) for k, v in options.items()}
-        given = options.pop("data_options", {})
-        # Absolute paths: a run is evaluated from other working directories.
-        if isinstance(given.get("path"), str):
-            given["path"] = _absolute(given["path"])
-        if options.get("data_dir") is not None:
-            options["data_dir"] = _absolute(options["data_dir"])
-        for name in entry.data_options:
-            if name in given and options.setdefault(name, given[name]) != given[name]:
+
+    def _data_options(self, options, known):
+        """Returns the options of the data set, given by their names or as `data_options`."""
+        given = options.get("data_options", {})
+        for name in known:
+            if name in options and given.setdefault(name, options[name]) != options[name]:
                 raise ValueError(
                     f"`{name}` is given twice. Received: {name}={options[name]!r} and "
                     f"data_options={given!r}"
                 )
-        kept = self.data_options if options.get("data", self.data) == self.data else {}
-        others = {name: options[name] for name in entry.data_options if name in options}
-        if options.get("stateful"):
-            options.setdefault("context_length", 0)
-        stream = {k: options.get(k, training.stream.get(k)) for k in entry.stream_options}
-        stream = {name: value for name, value in stream.items() if value is not None}
-        own = {k: v for k, v in options.items() if k in training.option_names(options)}
-        return dataclasses.replace(
-            self,
-            arguments={name: options.get(name, value) for name, value in arguments.items()},
-            training=training.replace(**own, stream=stream),
-            data_options={**kept, **given, **others},
-            **{name: value for name, value in options.items() if name in _FIELDS},
-        )
+        given = _checked("data_options", given, dict)
+        # Absolute paths: a run is evaluated from other working directories.
+        if isinstance(given.get("path"), str):
+            given["path"] = _absolute(given["path"])
+        return given
 
     @property
     def name(self) -> str:

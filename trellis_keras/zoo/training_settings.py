@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ PARTS: dict[str, dict[str, type]] = {
     "stopping": {"EarlyStopping": training.EarlyStopping},
     "growth": {"GrowingDepth": training.GrowingDepth},
 }
+_SGD = keras.optimizers.SGD
 _COSINE = {"CosineDecay": keras.optimizers.schedules.CosineDecay}
 _NAMES = {"global_clipnorm": "clip_norm"}  # arguments of Keras by the names of our optimizers
 _NO_KERNEL = "^(?!.*kernel)"  # matches names without "kernel"
@@ -107,6 +109,14 @@ class Training:
         own = _arguments(self.optimizer)
         if not 0 < own["learning_rate"] < math.inf:
             raise ValueError(f"`learning_rate` must be positive. Received: {own['learning_rate']}")
+        # Keras' optimizers take any number, and do not clip with a norm of 0 or less.
+        limited = {name: own.get(name) for name in ("clip_norm", "weight_decay", "warmup_steps")}
+        given = {name: value for name, value in limited.items() if value is not None}
+        for name, value in (given | dict(self.stream)).items():
+            is_number = isinstance(value, numbers.Real)
+            if not is_number or value < 0 or (name == "clip_norm" and value == 0):
+                wanted = "positive" if name == "clip_norm" else "0 or more"
+                raise ValueError(f"`{name}` must be a number, {wanted}. Received: {value!r}")
         if self.schedule is not None and own["decay_steps"]:
             raise ValueError(
                 "A `schedule` changes a constant learning rate. Omit it, or `decay_steps`. "
@@ -262,7 +272,10 @@ def _inherited(kind, part):
     """Returns {argument: value} that an object of a class takes over from a part."""
     if part is None or type(part) is kind:
         return _arguments(part)
-    return {k: v for k, v in _chosen(part).items() if k in _defaults(kind)}
+    kept = {k: v for k, v in _chosen(part).items() if k in _defaults(kind)}
+    if issubclass(kind, _SGD) != isinstance(part, _SGD):
+        kept.pop("learning_rate", None)  # the rate of SGD is not one of Adam
+    return kept
 
 
 def _defaults(kind):
@@ -319,6 +332,8 @@ def _make(kind, arguments):
     """Returns an object with the arguments of `_arguments`."""
     if issubclass(kind, keras.optimizers.Optimizer):
         rest = {k: v for k, v in arguments.items() if k not in ("decay_steps", "warmup_steps")}
+        if arguments.get("learning_rate") is None:
+            raise ValueError(f"`optimizer` {kind.__name__} needs its own `learning_rate`.")
         arguments = {**rest, "learning_rate": _cycle(arguments)}
         if "global_clipnorm" in inspect.signature(kind).parameters:
             arguments["global_clipnorm"] = arguments.pop("clip_norm", None)
