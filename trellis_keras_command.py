@@ -31,7 +31,8 @@ class _Command(typer.core.TyperCommand):
             return super().invoke(ctx)
         except ValueError as error:
             given = _parse(ctx.params.get("settings"))[1]
-            names = {*(parameter.name for parameter in self.params), *given, *_BATCHES}
+            own = (p.name for p in self.params if not isinstance(p, typer.core.TyperArgument))
+            names = {*own, *given, *_BATCHES}
             raise ValueError(re.sub(r"`(\w+)`", lambda m: _option(m, names), str(error))) from error
 
 
@@ -96,6 +97,9 @@ def _check_runs(runs: list[str] | str):
 
 Settings = Annotated[list[str] | None, _argument("[MODEL [--depth 8 ...]]")]
 Run = Annotated[str, _argument("RUN", callback=_check_runs)]
+DataDir = Annotated[
+    str | None, _described("FOLDER", "Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
+]
 Overwrite = Annotated[bool, _flag("--overwrite", "Replace the output, if there is one.")]
 
 
@@ -212,7 +216,8 @@ def train(
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
-    alone = _is_alone(coordinator, processes, process)
+    alone = coordinator is None
+    _join(coordinator, processes, process)
     recipe = _chosen_recipe(names, options, text, precision, output, as_published, alone)
     from trellis_keras.zoo import run
 
@@ -271,10 +276,7 @@ def evaluate(
     cache: Annotated[
         bool, _flag("--cache", "For text: also evaluate with a neural cache.")
     ] = False,
-    data_dir: Annotated[
-        str | None,
-        _described("FOLDER", "Folder of local copies of the data (or TRELLIS_KERAS_DATA)."),
-    ] = None,
+    data_dir: DataDir = None,
 ):
     """Evaluate the best model of a run on a whole split.
 
@@ -283,27 +285,37 @@ def evaluate(
     --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
     takes as long as several evaluations of it, and then score the split once.
     """
-    from trellis_keras import zoo
+    from trellis_keras.layers.checks import check_choice
     from trellis_keras.zoo import adapting
     from trellis_keras.zoo import run as runs
+    from trellis_keras.zoo.datasets.registry import SPLITS
 
-    recipe = zoo.read_recipe(run)
-    if data_dir is not None:
-        recipe = recipe.replace(data_dir=data_dir)
+    check_choice("split", split, SPLITS)  # before loading the data, which takes time
+    recipe = _recipe_of(run, data_dir)
     kinds = {"dynamic": adapting.evaluate_dynamic, "cache": adapting.evaluate_cache}
     asked_for = [name for name, wanted in (("dynamic", dynamic), ("cache", cache)) if wanted]
     if asked_for and not recipe.reads_text:
         raise ValueError(
             f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
         )
-    found: dict[str, object] = {**runs.evaluate(recipe, run, split, target_counting)}
+    model, loaded = runs.load_best(run), recipe.load_data()
+    found: dict[str, object] = {
+        **runs.evaluate(recipe, model, split, target_counting=target_counting, loaded=loaded)
+    }
     for name in asked_for:
         typer.echo(f"{name}: tuning on the validation split", err=True)
-        model, loaded = runs.load_best(run), recipe.load_data()
         show = functools.partial(_echo, err=True)
         found[name] = kinds[name](recipe, model, loaded, split, show)
     asked = {"run": run, "split": split, "target_counting": target_counting}
     typer.echo(json.dumps({**asked, **found}))
+
+
+def _recipe_of(run, data_dir):
+    """Returns the recipe of the run in a folder, with another folder of its data."""
+    from trellis_keras import zoo
+
+    recipe = zoo.read_recipe(run)
+    return recipe if data_dir is None else recipe.replace(data_dir=data_dir)
 
 
 @command()
@@ -320,9 +332,9 @@ def compare(
     """
     from trellis_keras.zoo import comparison
 
+    rows = comparison.table(runs)
     if output is not None:
         comparison.draw(runs, output, overwrite)
-    rows = comparison.table(runs)
     _echo_table(rows, numbers=set(range(2, len(rows[0]))))
     if output is not None:
         _echo(f"Written: {output}")
@@ -333,7 +345,7 @@ def generate(
     run: Run,
     prompt: Annotated[
         list[str] | None,
-        _described("TEXT", "Text to continue (default: 'the '); repeat for several texts."),
+        _described("TEXT", "Text to continue (default: the first token); repeat for several."),
     ] = None,
     length: Annotated[int, _described("N", "Number of tokens to add.", min=1)] = 300,
     sampler: Annotated[
@@ -368,7 +380,7 @@ def generate(
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
     chosen = _sampler(sampler, model.vocabulary_size, options)
     texts = []
-    for start in prompt or ["the "]:
+    for start in prompt or [model.vocabulary.decode([0])]:
         tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
         texts.append(model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop))
     if sampler in ("beam", "contrastive"):
@@ -401,6 +413,7 @@ def export(
     quantization_tolerance: Annotated[
         float, _described("X", "c: largest difference from Keras, in units of the largest output.")
     ] = 0.05,
+    data_dir: DataDir = None,
     warmup: Annotated[
         bool, _flag("--warmup", "Add warmup requests for TensorFlow Serving.")
     ] = False,
@@ -411,16 +424,16 @@ def export(
     RUN is a folder of `train`. PATH is the folder of all versions of a SavedModel, or a file, whose
     suffix .tflite, .onnx, .c or .wasm chooses the format.
     """
-    from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
 
     if format is None:
         formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
         format = formats.get(os.path.splitext(path)[1], "saved_model")
-    if format != "saved_model":  # SavedModel versions may be in the run's folder
-        check_no_file_of_a_run(path)
-    is_fixed = format == "c" and quantization is not None
+    check_no_file_of_a_run(path)
+    examples = None
+    if format == "c" and quantization is not None:
+        examples = representative_data(_recipe_of(run, data_dir))
     written = export_model(
         load_best(run),
         path,
@@ -429,7 +442,7 @@ def export(
         quantization=quantization,
         warmup=warmup,
         overwrite=overwrite,
-        representative_data=representative_data(zoo.read_recipe(run)) if is_fixed else None,
+        representative_data=examples,
         quantization_tolerance=quantization_tolerance,
     )
     _echo(f"Written: {written}")
@@ -510,25 +523,22 @@ def _sampler(name, vocabulary_size, options):
     return kind(**{names.get(option, option): v for option, v in (settings | given).items()})
 
 
-def _is_alone(coordinator, processes, process):
+def _join(coordinator, processes, process):
     """Joins the other processes of a run, if there are any."""
-    if coordinator is None:
-        if (processes, process) != (None, None):
-            raise ValueError("--processes and --process need --coordinator HOST:PORT.")
-        return True
-    from trellis_keras.training import devices
+    if coordinator is not None:
+        from trellis_keras.training import devices
 
-    devices.join(coordinator, processes, process)
-    return False
+        devices.join(coordinator, processes, process)
+    elif (processes, process) != (None, None):
+        raise ValueError("--processes and --process need --coordinator HOST:PORT.")
 
 
 def _chosen_recipe(names, options, text, precision, output, as_published, alone):
     """Returns the recipe for the words MODEL [SETTING], or of the run in a folder."""
     if text is not None:
-        given = options.get("data_options", {})
-        if "data" in options or not isinstance(given, dict) or "path" in given:
-            raise ValueError(f"--text {text} takes --data-options without a path, and no --data.")
-        options |= {"data": "text", "data_options": {"path": text, **given}}
+        if "data" in options or "path" in options:
+            raise ValueError("--text FILE takes no --data and no --path.")
+        options |= {"data": "text", "path": text}
     if precision is not None:
         if "dtype_policy" in options:
             raise ValueError("--precision and --dtype-policy are mutually exclusive.")

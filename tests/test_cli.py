@@ -195,9 +195,8 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
     [
         (["--epochs", "0"], "--epochs must be a positive integer"),
         (["--data-options", "2"], "--data-options must be"),
-        (["--text", "a.txt", "--data-options", "2"], "takes --data-options without a path"),
-        (["--text", "a.txt", "--data", "pydoc"], "and no --data"),
-        (["--text", "a.txt", "--data-options", '{"path": "b.txt"}'], "without a path"),
+        (["--text", "a.txt", "--data", "pydoc"], "no --data"),
+        (["--text", "a.txt", "--data-options", '{"path": "b.txt"}'], "is given twice"),
     ],
 )
 def test_wrong_options_are_refused_before_data_are_loaded(
@@ -258,6 +257,13 @@ def test_evaluation_at_test_time(command, finished_run, monkeypatch):
     assert found["cache"] == found["dynamic"] == {"bpc": 1.0, "split": "valid"}
 
 
+def test_a_comparison_that_fails_draws_nothing(refused, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    (run / "best.keras").unlink()
+    assert "has no best.keras" in refused("compare", run, "--output", tmp_path / "runs.png")
+    assert not (tmp_path / "runs.png").exists()
+
+
 def test_wrong_evaluations(refused, finished_run):
     for option, value in (("--split", "dev"), ("--target-counting", "paper")):
         assert f"{option} must be one of " in refused("evaluate", finished_run, option, value)
@@ -268,6 +274,8 @@ def test_generate(command, refused, finished_run):
     assert status == 0, err
     assert out.startswith("ab") and len(out.removesuffix("\n")) == 22
     assert "symbols unknown to the vocabulary" in refused("generate", finished_run, "--prompt", "z")
+    status, out, _ = command("generate", finished_run, "--length", 2)
+    assert status == 0 and len(out) == 1 + 2 + 1  # its first token, which any vocabulary has
 
 
 @pytest.mark.slow
@@ -304,12 +312,17 @@ def test_export(command, refused, finished_run, tmp_path):
     assert "--format must be" in refused("export", finished_run, tmp_path / "a", "--format", "pb")
     assert "with format='litert'" in refused("export", finished_run, path, "--quantization", "int8")
     assert [found.name for found in path.iterdir()] == ["1"]
+    assert refused("export", finished_run, tmp_path / "a.b", "--format", "c").startswith("`path`")
+    assert "is a file of the run" in refused("export", finished_run, finished_run / "checkpoints")
 
 
 def test_export_takes_the_ranges_of_integers_from_the_training_data(
     command, refused, finished_run, tmp_path
 ):
-    words = ["export", finished_run, tmp_path / "model.c", "--quantization", "int8_rings"]
+    run = shutil.copytree(finished_run, tmp_path / "shared")
+    (run / "paths.json").unlink()
+    data = ["--data-dir", finished_run.parent]
+    words = ["export", run, tmp_path / "model.c", "--quantization", "int8_rings", *data]
     assert "--quantization-tolerance" in refused(*words, "--quantization-tolerance", "1e-9")
     status, _, err = command(*words, "--quantization-tolerance", "0.5")
     assert status == 0, err
@@ -370,7 +383,7 @@ def test_a_table_has_no_control_characters_of_a_file(command, finished_run, tmp_
 
 
 def test_a_traceback_has_no_control_characters(command, finished_run, monkeypatch):
-    def fail(run, *_):
+    def fail(*arguments, **options):
         raise RuntimeError("the layer \x1b]0;title\x07 is at fault")
 
     monkeypatch.setattr(runs, "evaluate", fail)

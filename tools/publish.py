@@ -28,7 +28,7 @@ from tools import cards
 from tools.description import Description
 from trellis_keras.files import file_checksum
 from trellis_keras.jobs import check_no_links, different_settings, folder_lock
-from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
+from trellis_keras.zoo import environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
 from trellis_keras.zoo.registry import recipe_from_dict
@@ -241,10 +241,9 @@ def _on_other_test_sets(recipe, model):
     values = []
     for seed in TEST_SETS:
         # The test split does not depend on the size of the others.
-        options = recipe.data_options | {"seed": seed, "train": 1, "valid": 1}
-        stream = recipe.stream(datasets.load(recipe.data, **options).test)
-        logs = model.evaluate(stream, verbose=0, return_dict=True)
-        values.append(logs.get(recipe.metric, logs["loss"]))
+        options = {"seed": seed, "train": 1, "valid": 1}
+        other = recipe.replace(data_options=options, data_checksum=None)
+        values.append(runs.evaluate(other, model)[recipe.metric])
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     return {"seeds": list(TEST_SETS), "mean": mean, "deviation": deviation}
 

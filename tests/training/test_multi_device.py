@@ -74,14 +74,14 @@ devices = json.loads(sys.argv[4])  # of each epoch
 recipe = zoo.recipe(model, **settings | {"epochs": len(devices)})
 folder = pathlib.Path(sys.argv[1])
 norms = 2 * (len(devices) > 1)
-zoo.train(recipe, folder / "alone", 0, gradient_norms=norms, devices=1)
+zoo.train(recipe, folder / "alone", verbose=0, gradient_norms=norms, devices=1)
 for epochs, number in enumerate(devices, start=1):
     part = recipe.replace(epochs=epochs)
-    zoo.train(part, folder / "several", 0, gradient_norms=norms, devices=number)
+    zoo.train(part, folder / "several", verbose=0, gradient_norms=norms, devices=number)
 for wrong in ({"devices": 3}, {"devices": 2, "batch_size": 3}):
     devices = wrong.pop("devices")
     try:
-        zoo.train(recipe.replace(**wrong), folder / "wrong", 0, devices=devices)
+        zoo.train(recipe.replace(**wrong), folder / "wrong", verbose=0, devices=devices)
     except ValueError as error:
         print(error)
 """

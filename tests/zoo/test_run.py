@@ -23,7 +23,7 @@ from trellis_keras.zoo import run as runs
 def evaluate(run, split="test", target_counting="all", data_dir=None):
     recipe = zoo.read_recipe(run)
     recipe = recipe if data_dir is None else recipe.replace(data_dir=data_dir)
-    return runs.evaluate(recipe, run, split, target_counting)
+    return runs.evaluate(recipe, run, split, target_counting=target_counting)
 
 
 # What a run leaves
@@ -151,6 +151,15 @@ def test_another_model_is_refused(tmp_path, finished_run):
 # Damage and wrong folders
 
 
+def test_a_trained_model_without_checkpoints_is_not_replaced(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "best.keras").read_bytes(), (run / "history.csv").read_bytes()
+    with pytest.raises(ValueError, match="no checkpoint from which to resume"):
+        runs.train(zoo.read_recipe(run), run, verbose=0)
+    assert ((run / "best.keras").read_bytes(), (run / "history.csv").read_bytes()) == before
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "history.csv"])
 def test_a_linked_part_is_refused(finished_run, tmp_path, name):
     """Training would remove the other run's checkpoints, or write into its logs."""
@@ -213,6 +222,15 @@ def test_evaluation_counts_every_target_once(finished_run, split):
     assert results["targets"] == len(tokens) - 1 == 99
     assert results["loss"] == pytest.approx(expected, rel=1e-5)
     assert results["bpc"] == pytest.approx(expected / np.log(2), rel=1e-5)
+
+
+def test_representative_data_are_from_all_of_a_text(finished_run):
+    recipe = zoo.read_recipe(finished_run)
+    stream = recipe.stream(recipe.load_data().train)
+    sampled = runs.representative_data(recipe)
+    places = np.linspace(0, len(stream) - 1, len(sampled)).astype(int)
+    for i, (row, place) in enumerate(zip(sampled, places, strict=True)):
+        np.testing.assert_array_equal(row, stream[int(place)][0][i % 4])
 
 
 def test_the_authors_count_fewer_targets(finished_run):

@@ -44,7 +44,7 @@ from trellis_keras.training.history import HistoryCSV, read_history
 from trellis_keras.training.progress_bar import BatchProgress, ProgressBar
 from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
 from trellis_keras.training.tensorboard import TextSamples, summary_writer, write_graph
-from trellis_keras.zoo.datasets.registry import SPLITS
+from trellis_keras.zoo.datasets.registry import SPLITS, Dataset
 from trellis_keras.zoo.environment import record
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import recipe_from_dict
@@ -62,6 +62,7 @@ _FILES = {RECIPE, PATHS, ENVIRONMENT, BEST, HISTORY, CHECKPOINTS, TENSORBOARD}
 # machine computes.
 _RESUMABLE_WITH = ("epochs", "data_checksum", "vocabulary_size", "jit_compile", "dtype_policy")
 _PROMPT = 64  # tokens that a sample continues
+_LOSSES = ("mse", "cross_entropy", "frame_nll")  # published figures that are the loss
 
 
 # The folder
@@ -191,7 +192,9 @@ def evaluate(
     recipe: Recipe,
     model: keras.Model | str | os.PathLike,
     split: str = "test",
+    *,
     target_counting: str = "all",
+    loaded: Dataset | None = None,
     verbose: str | int = 0,
 ) -> dict[str, float]:
     """Evaluates the best model of a run, or another model of its recipe.
@@ -202,6 +205,7 @@ def evaluate(
         split: `"train"`, `"valid"` or `"test"`.
         target_counting: For text: `"all"` counts each target once, `"original"` follows the
             authors' code, see `data.TokenStream`.
+        loaded: The result of `recipe.load_data()`. Defaults to None, which loads the data.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
@@ -212,13 +216,16 @@ def evaluate(
         ValueError: An unknown split or counting, changed data, or a damaged file.
         FileNotFoundError: There is no run, it has not finished an epoch, or the data are missing.
     """
-    model = model if isinstance(model, keras.Model) else load_best(model)
     check_choice("split", split, SPLITS)
+    model = model if isinstance(model, keras.Model) else load_best(model)
     recipe.compile(model)
-    stream = recipe.stream(getattr(recipe.load_data(), split), target_counting)
+    loaded = recipe.load_data() if loaded is None else loaded
+    stream = recipe.stream(getattr(loaded, split), target_counting)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
-    # Some published figures are the loss, under another name.
-    results.setdefault(recipe.metric, results["loss"])
+    if recipe.metric in _LOSSES:
+        results.setdefault(recipe.metric, results["loss"])
+    elif recipe.metric not in results:
+        raise ValueError(f"{recipe.name} has no metric {recipe.metric!r}. Received: {[*results]}")
     for kind in ("targets", "frames", "sequences"):
         if hasattr(stream, f"{kind}_counted"):
             return {**results, kind: getattr(stream, f"{kind}_counted")}
@@ -226,7 +233,7 @@ def evaluate(
 
 
 def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
-    """Returns inputs sampled from the whole training data, for quantization in `export`.
+    """Returns inputs from the whole training data, for quantization in `export`.
 
     An array (rows, steps, channels), or tokens (rows, steps) for text, with at most `rows` rows.
     """
@@ -234,7 +241,8 @@ def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
     places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
     batches = [stream[int(place)][0] for place in places]
     steps = min(x.shape[1] for x in batches)
-    return np.concatenate([x[:1, :steps] for x in batches])
+    # A row of a text's batches is always from the same part of the text.
+    return np.stack([x[i % len(x), :steps] for i, x in enumerate(batches)])
 
 
 # Training
@@ -243,6 +251,7 @@ def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
 def train(
     recipe: Recipe,
     folder: str | os.PathLike,
+    *,
     verbose: str | int = "auto",
     callbacks: Sequence[keras.callbacks.Callback] = (),
     gradient_norms: int = 0,
@@ -362,14 +371,20 @@ def _share(folder):
 
 def _continued(recipe, folder):
     """Returns the recipe with the data checksum of the folder's run, after comparing both."""
-    if path := recipe.data_options.get("path"):
+    if recipe.data == "text" and (path := recipe.data_options.get("path")):
         data = own_file(path, recipe.data_dir).resolve()
         if data.parent == folder.resolve() and data.name.casefold() in _FILES:
             raise ValueError(
                 f"A run in {folder} would replace its data, {data}. Choose another folder."
             )
     if not (folder / RECIPE).exists() or not has_run(folder):
-        return recipe  # a process killed before its first checkpoint left nothing to keep
+        # A process killed between the records of its first epoch and the checkpoint leaves one row.
+        if len(history(folder)) > 1:
+            raise ValueError(
+                f"{folder} has a trained model, which training would replace, but no checkpoint "
+                f"from which to resume. Choose another folder, or restore {CHECKPOINTS}."
+            )
+        return recipe
     there = read_recipe(folder)
     if different := different_settings(_compared(there), _compared(recipe), free=_RESUMABLE_WITH):
         raise ValueError(
