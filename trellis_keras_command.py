@@ -30,7 +30,7 @@ class _Command(typer.core.TyperCommand):
         try:
             return super().invoke(ctx)
         except ValueError as error:
-            given = _parse(ctx.params.get("settings"))[1]
+            given = _parse(ctx.params.get("words"))[1]
             own = (p.name for p in self.params if not isinstance(p, typer.core.TyperArgument))
             names = {*own, *given, *_BATCHES}
             raise ValueError(re.sub(r"`(\w+)`", lambda m: _option(m, names), str(error))) from error
@@ -53,7 +53,7 @@ app = typer.Typer(
 command = functools.partial(app.command, cls=_Command)
 
 
-with_settings = functools.partial(command, context_settings={"ignore_unknown_options": True})
+with_words = functools.partial(command, context_settings={"ignore_unknown_options": True})
 
 
 def _argument(metavar, **more):
@@ -95,7 +95,7 @@ def _check_runs(runs: list[str] | str):
     return runs
 
 
-Settings = Annotated[list[str] | None, _argument("[MODEL [--depth 8 ...]]")]
+Words = Annotated[list[str] | None, _argument("[MODEL [--depth 8 ...]]")]
 Run = Annotated[str, _argument("RUN", callback=_check_runs)]
 DataDir = Annotated[
     str | None, _described("FOLDER", "Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
@@ -107,7 +107,7 @@ Overwrite = Annotated[bool, _flag("--overwrite", "Replace the output, if there i
 def list_command(
     pattern: Annotated[str, _argument("[PATTERN]")] = "*",
     pretrained: Annotated[
-        bool, _flag("--pretrained", "Only models with published weights.")
+        bool, _flag("--pretrained", "Only models with pretrained weights.")
     ] = False,
 ):
     """List the zoo's models, with published results and ours.
@@ -119,12 +119,12 @@ def list_command(
     from trellis_keras.zoo.datasets.registry import suggestion
 
     rows = []
-    trained = {(run.model, run.setting): run for run in results.all_runs()}
+    trained = {(run.model, run.variant): run for run in results.all_runs()}
     costs = results.read_costs()["models"]
     for name in zoo.list_models(pattern):
-        settings = [setting for model, setting in trained if model == name]
-        for setting in dict.fromkeys(["", *settings]):
-            own = trained.get((name, setting))
+        variants = [variant for model, variant in trained if model == name]
+        for variant in dict.fromkeys(["", *variants]):
+            own = trained.get((name, variant))
             has_weights = own is not None and own.has_weights
             if pretrained and not has_weights:
                 continue
@@ -133,7 +133,7 @@ def list_command(
             value = registry.published_value(shown)
             rows.append(
                 [
-                    f"{name} {setting}".strip(),
+                    f"{name} {variant}".strip(),
                     shown.data,
                     "-" if size is None else f"{size:,}",
                     shown.metric,
@@ -143,15 +143,15 @@ def list_command(
                 ]
             )
     if not rows:
-        kind = "model with published weights" if pretrained else "model"
+        kind = "model with pretrained weights" if pretrained else "model"
         hint = suggestion(pattern, zoo.list_models())
         raise ValueError(f"No {kind} matches {pattern!r}.{hint} `trellis-keras list` shows all.")
     header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
     _echo_table([header, *rows], numbers={2, 4, 5})
 
 
-@with_settings("recipe")
-def recipe_command(settings: Settings = None):
+@with_words("recipe")
+def recipe_command(words: Words = None):
     """Show a model's recipe, whose values are options of `train`.
 
     For example: recipe tcn_jsb --depth 8 --epochs 3 --learning-rate 1e-3
@@ -159,7 +159,7 @@ def recipe_command(settings: Settings = None):
     The arguments of the optimizer are options by their names; those of the schedule, stopping and
     growth have these names before them, such as --schedule-factor 0.5 --stopping-patience 3.
     """
-    names, options = _parse(settings)
+    names, options = _parse(words)
     if len(names) != 1:
         raise ValueError("Pass the name of a model. `trellis-keras list` shows them.")
     from trellis_keras import zoo
@@ -167,13 +167,15 @@ def recipe_command(settings: Settings = None):
     typer.echo(zoo.recipe(names[0], **options).to_json(), nl=False)
 
 
-@with_settings()
+@with_words()
 def train(
     output: Annotated[str, _described("FOLDER", "Folder of the run; an existing run is resumed.")],
-    settings: Settings = None,
-    as_published: Annotated[
+    words: Words = None,
+    repeat: Annotated[
         bool,
-        _flag("--as-published", "Use the settings of the zoo's published run of MODEL [SETTING]."),
+        typer.Option(
+            "--repeat", "--as-published", help="Repeat the zoo's own run of MODEL [VARIANT]."
+        ),
     ] = False,
     text: Annotated[str | None, _described("FILE", "Train on your own text file.")] = None,
     precision: Annotated[
@@ -215,10 +217,10 @@ def train(
 
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
-    names, options = _parse(settings)
+    names, options = _parse(words)
     alone = coordinator is None
     _join(coordinator, processes, process)
-    recipe = _chosen_recipe(names, options, text, precision, output, as_published, alone)
+    recipe = _chosen_recipe(names, options, text, precision, output, repeat, alone)
     from trellis_keras.zoo import run
 
     try:
@@ -533,8 +535,8 @@ def _join(coordinator, processes, process):
         raise ValueError("--processes and --process need --coordinator HOST:PORT.")
 
 
-def _chosen_recipe(names, options, text, precision, output, as_published, alone):
-    """Returns the recipe for the words MODEL [SETTING], or of the run in a folder."""
+def _chosen_recipe(names, options, text, precision, output, repeat, alone):
+    """Returns the recipe for the words MODEL [VARIANT], or of the run in a folder."""
     if text is not None:
         if "data" in options or "path" in options:
             raise ValueError("--text FILE takes no --data and no --path.")
@@ -543,15 +545,15 @@ def _chosen_recipe(names, options, text, precision, output, as_published, alone)
         if "dtype_policy" in options:
             raise ValueError("--precision and --dtype-policy are mutually exclusive.")
         options["dtype_policy"] = _policy(precision)
-    fewest, most = (1, 2) if as_published else (0, 1)
+    fewest, most = (1, 2) if repeat else (0, 1)
     if not fewest <= len(names) <= most:
-        words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
+        words = "MODEL [VARIANT] with --repeat" if repeat else "one model at most"
         raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
     if not names:
         return _recipe_to_resume(output, alone).replace(**options)
     from trellis_keras import zoo
 
-    make = zoo.published_recipe if as_published else zoo.recipe
+    make = zoo.run_recipe if repeat else zoo.recipe
     return make(*names, **options)
 
 
@@ -595,9 +597,9 @@ def _range(text):
     return int(first), int(last)
 
 
-def _parse(settings):
+def _parse(words):
     """Turns `name --depth 8 --data=pydoc` into `["name"], {"depth": 8, "data": "pydoc"}`."""
-    names, options, rest = [], {}, list(settings or [])
+    names, options, rest = [], {}, list(words or [])
     while rest:
         option, equals, value = rest.pop(0).partition("=")
         if not option.startswith("-"):

@@ -1,4 +1,4 @@
-"""Draws the learning curves of the zoo's published runs into docs/learning_curves.png.
+"""Draws the learning curves of the zoo's runs into docs/learning_curves.png.
 
     python docs/draw_learning_curves.py
 
@@ -52,7 +52,7 @@ def by_data(runs: list[Run]) -> dict[str, list[Run]]:
     """Returns {data set: runs of the models' own settings}."""
     panels: dict[str, list[Run]] = {}
     for run in runs:
-        if not run.setting:
+        if not run.variant:
             panels.setdefault(run.recipe["data"], []).append(run)
     return panels
 

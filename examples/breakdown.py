@@ -165,7 +165,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     recipe, model = zoo.read_recipe(options.run), load_best(options.run)
     splits = recipe.load_data()
-    stream = recipe.stream(getattr(splits, options.split))
+    stream = recipe.batches(getattr(splits, options.split))
     parts = measure(model, stream, splits.train, recipe.metric)
     write(parts, recipe.metric, options.folder)
 

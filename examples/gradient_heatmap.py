@@ -142,7 +142,7 @@ def main(arguments=None):
     recipe = zoo.recipe(options.name)
     splits = recipe.load_data()
     model = recipe.build(vocabulary=splits.vocabulary if recipe.reads_text else None)
-    rows, norms = train(model, recipe.stream(splits.train), options.epochs, options.batches)
+    rows, norms = train(model, recipe.batches(splits.train), options.epochs, options.batches)
     draw(norms, rows, options.path)
 
 

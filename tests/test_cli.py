@@ -91,7 +91,7 @@ def test_list(command, refused):
     names = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
     assert header.split() == names
     assert {row.split()[0] for row in rows} == set(zoo.list_models())
-    # A row for each published run; columns do not slip.
+    # A row for each zoo run; columns do not slip.
     (row,) = (row for row in rows if row.startswith("tcn_adding T=200 "))
     assert row[header.index("metric") :].split() == ["mse", "-", "8.383e-05", "yes"]  # of two seeds
     ends = {row.index("  perplexity") for row in rows if "  perplexity" in row}
@@ -101,7 +101,7 @@ def test_list(command, refused):
     assert len(trained) == len(published) and all(row.endswith("yes") for row in trained)
     assert "No model matches 'tcn_jbs'. Did you mean 'tcn_jsb'?" in refused("list", "tcn_jbs")
     message = refused("list", "lstm_lambada", "--pretrained")
-    assert message.startswith("No model with published weights matches 'lstm_lambada'.")
+    assert message.startswith("No model with pretrained weights matches 'lstm_lambada'.")
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_train_and_go_on(command, tmp_path):
     assert "pass a larger number of `epochs`." in command("train", "--output", folder)[1]
 
 
-def test_settings_of_a_published_run(command, refused, chosen, tmp_path):
-    words = ["tcn_adding", "--as-published", "T=200", "--epochs", "1"]
+def test_settings_of_a_zoo_run(command, refused, chosen, tmp_path):
+    words = ["tcn_adding", "--repeat", "T=200", "--epochs", "1"]
     command("train", *words, "--output", tmp_path / "run")
     (recipe,) = chosen
     assert (recipe.data_options["T"], recipe.seed, recipe.training.epochs) == (200, 2, 1)
-    wrong = ["--as-published", "--output", tmp_path / "other"]
-    assert "no published run of tcn_adding (T=1)" in refused("train", "tcn_adding", "T=1", *wrong)
-    assert "Expected MODEL [SETTING] with --as-published" in refused("train", *wrong)
+    wrong = ["--repeat", "--output", tmp_path / "other"]
+    assert "no zoo run of tcn_adding (T=1)" in refused("train", "tcn_adding", "T=1", *wrong)
+    assert "Expected MODEL [VARIANT] with --repeat" in refused("train", *wrong)
     message = refused("train", "tcn_adding", "T=200", "--output", tmp_path / "other")
     assert "Expected one model at most. Received: tcn_adding, T=200" in message
 

@@ -19,7 +19,7 @@ def test_operations_are_those_of_the_equations():
     settings |= {"batch_size": 2, "sequence_length": 12, "context_length": 6}
     recipe = zoo.recipe("trellisnet_char", **settings, aux_every=4, aux_weight=0.1)
     model = recipe.build()
-    batch = recipe.stream(np.arange(13) % 7)[0]
+    batch = recipe.batches(np.arange(13) % 7)[0]
     # Two taps, four blocks of gates; level 1 has no hidden part; a head for level 6 and for 4.
     full = 2 * 12 * 2 * 4 * 8 * (5 * 8 + 3) + 2 * 6 * 2 * 3 * 7
     assert flagship.operations(model, batch, cone=False) == 6 * full

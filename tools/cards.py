@@ -1,4 +1,4 @@
-"""The card of a published run, as Markdown."""
+"""The card of a zoo run, as Markdown."""
 
 import json
 import pathlib
@@ -93,7 +93,7 @@ def _of_seeds(one):
     others = ", ".join(f"seed {s['seed']} {s['test']:.6g}" for s in one.results["other_seeds"])
     return (
         f"Test result of this seed {one.results['test']:.6g}, of the others: {others}. This seed's "
-        f"weights are published; it is number {rank} of {len(losses)} by validation loss."
+        f"weights are stored; it is number {rank} of {len(losses)} by validation loss."
     )
 
 
@@ -138,9 +138,8 @@ def _data(one):
 def _train(one):
     """Returns the commands that repeat the run."""
     backend = "KERAS_BACKEND=jax " if one.results["backend"].startswith("jax") else ""
-    words = [one.run.model, *filter(None, [one.run.setting])]
-    command = f"{backend}trellis-keras train {words[0]} --as-published"
-    command += "".join(f" {shlex.quote(word)}" for word in words[1:])
+    words = [one.run.model, *filter(None, [one.run.variant])]
+    command = f"{backend}trellis-keras train {shlex.join(words)} --repeat"
     name = "runs/" + "_".join(words).replace("=", "_").replace(",", "_")
     lines = [f"{command} --output {shlex.quote(name)}"]
     for seed in (other["seed"] for other in one.results["other_seeds"]):
@@ -149,7 +148,7 @@ def _train(one):
 
 
 def _use(one):
-    """Returns code that builds the model, with its weights if they are published, and uses it."""
+    """Returns code that builds the model, with its weights if they are stored, and uses it."""
     own = {*one.recipe.arguments, *one.recipe.data_options, "setting", "dtype_policy"} - {"seed"}
     changes = {name: value for name, value in one.recipe.changes().items() if name in own}
     words = [_literal(one.recipe.name), *(f"{k}={_literal(v)}" for k, v in changes.items())]
@@ -161,7 +160,7 @@ def _use(one):
     if has_weights and one.recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
     elif has_weights:
-        test = "recipe.stream(recipe.load_data().test)"
+        test = "recipe.batches(recipe.load_data().test)"
         lines.append(f"print(model.evaluate({test}, return_dict=True))")
     return "\n".join(["```python", "from trellis_keras import zoo", "", *lines, "```"])
 
@@ -190,7 +189,7 @@ def _limits(one):
             else "The file stores them in single precision: half would change the printed result.",
         ]
     else:
-        lines.append(f"The trained weights are not published: {_why_no_weights(one)}.")
+        lines.append(f"The trained weights are not stored: {_why_no_weights(one)}.")
     lines.append("The last digits of results differ between backends and machines.")
     return _list(lines)
 

@@ -100,11 +100,11 @@ def _batches(recipe):
     if recipe.data not in TRAINING_TOKENS:
         loaded = recipe.load_data()
         recipe = recipe.with_data(loaded)
-        stream = recipe.stream(loaded.train)
+        stream = recipe.batches(loaded.train)
         steps = len(stream)
         return recipe, [stream[i * steps // BATCHES] for i in range(BATCHES)], steps
     # A constant text, which takes no memory, to count batches.
-    stream = recipe.stream(np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.data]))
+    stream = recipe.batches(np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.data]))
     rng, size = np.random.default_rng(0), recipe.arguments["vocabulary_size"]
     x, y, weight = stream[len(stream) // 2]
     random = [[words(rng, size, part.shape) for part in (x, y)] for _ in range(BATCHES)]

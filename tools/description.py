@@ -1,4 +1,4 @@
-"""One description of a published run, from which cards, tables and pages are written."""
+"""One description of a zoo run, from which cards, tables and pages are written."""
 
 import collections
 import dataclasses
@@ -44,7 +44,7 @@ _NOVEL = (
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A published run with its recipe and the paper's value.
+    """A zoo run with its recipe and the paper's value.
 
     Attributes:
         run: The `Run`.
@@ -58,7 +58,7 @@ class Description:
 
     @classmethod
     def of(cls, run):
-        """Returns the description of a published run."""
+        """Returns the description of a zoo run."""
         recipe = registry.recipe_from_dict(run.recipe)
         return cls(run, recipe, registry.published_value(recipe))
 
@@ -69,7 +69,7 @@ class Description:
     @property
     def link(self):
         """The card's path in the zoo."""
-        return f"{'/'.join(filter(None, (self.run.model, self.run.setting)))}/card.md"
+        return f"{'/'.join(filter(None, (self.run.model, self.run.variant)))}/card.md"
 
     @property
     def deviation(self):
@@ -156,11 +156,11 @@ def _floor(recipe):
 
 def key(value):
     """Returns what identifies a published value."""
-    return value.model, str(value.setting)
+    return value.model, str(value.options)
 
 
 def described():
-    """Returns the descriptions of all published runs."""
+    """Returns the descriptions of all zoo runs."""
     return [Description.of(run) for run in all_runs()]
 
 

@@ -2,7 +2,7 @@
 
     python -m tools.pages
 
-writes the card of each published run, docs/results.md, and what is between the markers in README.md
+writes the card of each zoo run, docs/results.md, and what is between the markers in README.md
 and zoo/README.md.
 """
 
@@ -96,7 +96,7 @@ def _behind(one):
 
 
 def _name(value, *more):
-    words = [*(f"{name}={given}" for name, given in value.setting.items()), *more]
+    words = [*(f"{name}={given}" for name, given in value.options.items()), *more]
     return f"{value.model} ({', '.join(words)})" if words else value.model
 
 
@@ -127,7 +127,7 @@ def front(found):
 
 
 def runs_table(found):
-    """Returns the table of zoo/README.md: a row per published run."""
+    """Returns the table of zoo/README.md: a row per zoo run."""
     header = "run data metric published ours verdict parameters training weights".split()
     rows = [
         [

@@ -4,7 +4,7 @@
     python -m tools.publish runs/seed_1 runs/seed_2 zoo/tcn_jsb/fast
 
 evaluates the best model of each run on the test split and writes to zoo/MODEL, or to
-zoo/MODEL/SETTING if the run changed the model's default arguments or has the setting "fast".
+zoo/MODEL/VARIANT if the run changed the model's default arguments or has the setting "fast".
 `python -m tools.pages` then updates the tables.
 """
 
@@ -42,7 +42,7 @@ _OF_A_SEED = ("test", "validation_loss", "epoch", "epochs", "wall_time_s", "test
 def publish(
     seeds: Annotated[
         list[pathlib.Path],
-        typer.Argument(help="Runs, or published runs, that differ only in their seeds."),
+        typer.Argument(help="Runs, or zoo runs, that differ only in their seeds."),
     ],
     folder: Annotated[
         pathlib.Path | None, typer.Option(help="Output. Default: the model's in the zoo.")
@@ -71,12 +71,12 @@ def publish(
     """
     paths = [pathlib.Path(path).expanduser() for path in seeds]
     recipes = [
-        recipe_from_dict(_read(path)["recipe"]) if is_published(path) else read_recipe(path)
+        recipe_from_dict(_read(path)["recipe"]) if is_zoo_run(path) else read_recipe(path)
         for path in paths
     ]
     _check_same(paths, recipes)
     folder = pathlib.Path(folder).expanduser() if folder else zoo_folder(recipes[0])
-    fresh = [path for path in paths if not is_published(path)]
+    fresh = [path for path in paths if not is_zoo_run(path)]
     with contextlib.ExitStack() as locks:
         for path in fresh:
             locks.enter_context(folder_lock(path))
@@ -88,7 +88,7 @@ def publish(
         source, results = _median(found, without_weights)
         others = [_of_a_seed(each) for _, each in found if each is not results] + without_weights
         replaced = []
-        if is_published(folder) and folder.resolve() not in [path.resolve() for path in paths]:
+        if is_zoo_run(folder) and folder.resolve() not in [path.resolve() for path in paths]:
             earlier.append(_read(folder))
             if earlier[-1]["test"] not in [each["test"] for each in (results, *others)]:
                 replaced = [earlier[-1]["test"]]
@@ -104,7 +104,7 @@ def publish(
             recipe = recipe_from_dict(results["recipe"])
             recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
             loaded = recipe.load_data()
-            if is_published(source):
+            if is_zoo_run(source):
                 model = recipe.build("pretrained", loaded.vocabulary)
             else:
                 model = runs.load_best(source)
@@ -118,7 +118,7 @@ def publish(
 
 
 def zoo_folder(recipe, zoo=None):
-    """Returns the folder of a recipe's run in the zoo: MODEL or MODEL/SETTING.
+    """Returns the folder of a recipe's run in the zoo: MODEL or MODEL/VARIANT.
 
     Raises:
         ValueError: The recipe's data are not those of the zoo's model.
@@ -129,10 +129,10 @@ def zoo_folder(recipe, zoo=None):
             f"{recipe.entry.data_options}. Pass another `folder`. Received: {recipe.data!r} with "
             f"{recipe.data_options}"
         )
-    return (assets_folder() if zoo is None else zoo) / recipe.name / setting_of(recipe)
+    return (assets_folder() if zoo is None else zoo) / recipe.name / variant_of(recipe)
 
 
-def setting_of(recipe):
+def variant_of(recipe):
     """Returns a recipe's changes to the model's default net, data and setting, as text."""
     known = {*recipe.entry.data_options, *recipe.arguments}
     words = [
@@ -155,11 +155,11 @@ def keeps_weights(recipe, vocabulary):
     return has_own_data(recipe) and not of_words
 
 
-# Runs and published runs
+# Runs and zoo runs
 
 
-def is_published(path):
-    """Returns whether a folder holds a published run, not a run."""
+def is_zoo_run(path):
+    """Returns whether a folder holds a run of the zoo."""
     return (path / RESULTS).is_file()
 
 
@@ -185,7 +185,7 @@ def _check_same(paths, recipes):
         different = different_settings(first, recipe.options(), of_the_process)
         if different:
             raise ValueError(f"{paths[0]} (there) and {path} (here) differ: {different}.")
-        others = _read(path)["other_seeds"] if is_published(path) else []
+        others = _read(path)["other_seeds"] if is_zoo_run(path) else []
         own = [recipe.seed, *(other["seed"] for other in others)]
         if repeated := set(own).intersection(seeds):
             raise ValueError(f"{path} repeats the seed {repeated.pop()}.")
@@ -267,11 +267,11 @@ def _wall_time(run):
 
 
 def _write(folder, source, results, data_dir):
-    """Writes a published run from a run, or from a published one, and returns its results."""
+    """Writes a zoo run from a run, or from a zoo run with other seeds, and returns its results."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
         weights = pathlib.Path(aside) / WEIGHTS
-        if not is_published(source):
+        if not is_zoo_run(source):
             results |= _save_weights(source, results, data_dir, weights)
         elif (source / WEIGHTS).is_file():
             shutil.copyfile(source / WEIGHTS, weights)
@@ -286,7 +286,7 @@ def _write(folder, source, results, data_dir):
         with atomic_write(folder / name) as temporary:
             temporary.write_bytes(content)
     recipe = recipe_from_dict(results["recipe"])
-    one = Description.of(Run(folder, setting_of(recipe), results))
+    one = Description.of(Run(folder, variant_of(recipe), results))
     with atomic_write(folder / "curve.png") as temporary:
         _draw(runs.history(folder), one.run, temporary)
     with atomic_write(folder / cards.CARD) as temporary:

@@ -80,11 +80,11 @@ def train(
     if start is not None:
         load(net, pathlib.Path(start))
     best = Best(folder, begin + 60 * minutes)
-    stream = recipe.stream(loaded.train, shuffle=True)
+    stream = recipe.batches(loaded.train, shuffle=True)
     start = time.monotonic()
     net.fit(
         stream,
-        validation_data=recipe.stream(loaded.valid),
+        validation_data=recipe.batches(loaded.valid),
         epochs=recipe.training.epochs,
         callbacks=[
             StopOnNaN(),
@@ -103,7 +103,7 @@ def train(
     seconds = time.monotonic() - start
     best.restore()
     save(net, folder)
-    test = net.evaluate(recipe.stream(loaded.test), return_dict=True, verbose=0)
+    test = net.evaluate(recipe.batches(loaded.test), return_dict=True, verbose=0)
     figures = {
         "training_s": seconds,
         "best_epoch": best.epoch,
@@ -165,14 +165,14 @@ def measured(recipe, loaded):
 
     With `growth` in the recipe, for both depths.
     """
-    figures = {"steps": len(recipe.stream(loaded.train))}
+    figures = {"steps": len(recipe.batches(loaded.train))}
     depths = {"deep": {}}
     if recipe.training.growth is not None:
         depths["shallow"] = {"depth": recipe.training.growth.depth}
     for name, depth in depths.items():
         changed = recipe.replace(growth=None, epochs=1, **depth)
         net = changed.build(vocabulary=loaded.vocabulary)
-        batches = Few(changed.stream(loaded.train))
+        batches = Few(changed.batches(loaded.train))
         clock = StepTimes()
         net.fit(batches, callbacks=[clock], shuffle=False, verbose=0)
         first, *others = np.diff(clock.ends)

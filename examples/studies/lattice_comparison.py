@@ -131,7 +131,7 @@ class TestLoss(keras.callbacks.Callback):
 
     def __init__(self, recipe):
         super().__init__()
-        self.stream = recipe.stream(recipe.load_data().test)
+        self.stream = recipe.batches(recipe.load_data().test)
         self.rows = []
 
     def get_state(self):
@@ -211,7 +211,7 @@ def published(corpus, net):
     for row in results.published():
         if (
             row.model == zoo_name(corpus, net)
-            and row.setting.get("variant", "ug") == variant
+            and row.options.get("variant", "ug") == variant
             and row.parameters == "10M"
             and corpus != "pydoc"
         ):

@@ -62,7 +62,7 @@ def train(settings, work, net, T, seed):
     return [
         {
             "parameters": model.count_params(),
-            "steps": run.epochs_done(work) * len(recipe.stream(data.train)),
+            "steps": run.epochs_done(work) * len(recipe.batches(data.train)),
             "recall_accuracy": float((recalled == y[:, -COPIED:]).mean()),
         }
     ]

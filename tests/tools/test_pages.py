@@ -1,4 +1,4 @@
-"""Cards, tables and pages of the zoo's published runs."""
+"""Cards, tables and pages of the zoo's runs."""
 
 import json
 import re
@@ -33,8 +33,8 @@ def named(title):
 def test_the_commands_and_calls_of_every_card_are_ones(found):
     for one in found:
         card, recipe = cards.card(one), one.recipe
-        command = re.search(r"train (\S+) --as-published ?(\S*) --output", card)
-        again = zoo.published_recipe(command[1], command[2])
+        command = re.search(r"train (\S+) ?(\S*) --repeat --output", card)
+        again = zoo.run_recipe(command[1], command[2])
         assert again.arguments == recipe.arguments
         call = re.search(r"^recipe = (zoo\.recipe\(.*?\))$", card, re.MULTILINE | re.DOTALL)
         built = eval(call[1])

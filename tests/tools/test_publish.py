@@ -144,7 +144,7 @@ def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
 
 
 @pytest.mark.parametrize("place", [1, 2])
-def test_further_seeds_join_a_published_run(seeds, tmp_path, monkeypatch, shipped, place):
+def test_further_seeds_join_a_zoo_run(seeds, tmp_path, monkeypatch, shipped, place):
     folder = tmp_path / "tcn_adding" / "T=8"
     alone = publish([seeds[place]], folder, note="Kept.")
     others = [run for run in seeds if run != seeds[place]]

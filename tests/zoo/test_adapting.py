@@ -38,7 +38,7 @@ def trained():
         5, 4, TCN(4, 2, depth=1), vocabulary=Vocabulary("abcde", unit="character"), seed=0
     )
     model.build((None, None))
-    recipe = types.SimpleNamespace(metric="bpc", stream=lambda part: TokenStream(part, 2, 10))
+    recipe = types.SimpleNamespace(metric="bpc", batches=lambda part: TokenStream(part, 2, 10))
     loaded = types.SimpleNamespace(train=tokens[:80], valid=tokens[80:161], test=tokens[161:])
     return recipe, model, loaded
 
@@ -69,6 +69,6 @@ def test_dynamic_evaluation(trained):
     settings = {name: found[name] for name in ("learning_rate", "decay", "rule", "segment_length")}
     dynamic = DynamicEvaluation(model, **settings)
     if found["rule"] == "rms":
-        dynamic.collect_statistics(recipe.stream(loaded.train), 100)
+        dynamic.collect_statistics(recipe.batches(loaded.train), 100)
     assert found["loss"] == pytest.approx(dynamic.evaluate(loaded.valid)["loss"], rel=1e-5)
     assert {"sgd", "rms"} == {re.search(r"rule=(\w+)", line)[1] for line in lines}

@@ -170,7 +170,7 @@ def test_every_model_of_the_lru_paper_has_its_size(size):
     rows = [row for row in rows if row.parameters == size]
     assert len(rows) == 7 * 4
     for row in rows:
-        arguments = zoo.recipe(row.model, **row.setting).arguments
+        arguments = zoo.recipe(row.model, **row.options).arguments
         h, v = arguments["hidden_units"], arguments["vocabulary_size"]
         unit = arguments.get("variant", row.model.split("_")[0])
         if unit in coefficients:
@@ -211,8 +211,8 @@ def test_parts_that_the_ablations_take_out():
     model = zoo.trellisnet_ptb(depth=8, aux_every=4, groups=2, **TINY_WORDS)
     assert (model.backbone.kernel_structure, model.backbone.groups) == ("mixed_group", [4, 4])
     # With p = 400 a mixed-group kernel has 4 d (p + d (2 G - 1)) weights.
-    (row,) = (row for row in results.published() if "groups" in row.setting)
-    chosen = zoo.recipe(row.model, **row.setting).arguments
+    (row,) = (row for row in results.published() if "groups" in row.options)
+    chosen = zoo.recipe(row.model, **row.options).arguments
     units = chosen["hidden_units"] + chosen["output_units"]
     d, rest = divmod(units, chosen["groups"])
     assert rest == 0
@@ -276,7 +276,7 @@ def test_a_step(name):
     model = recipe.build()
     before = [weight.copy() for weight in model.get_weights()]
     options = {"steps_per_epoch": 1} if recipe.reads_text else {"shuffle": False}
-    history = model.fit(recipe.stream(part), **options, verbose=0).history
+    history = model.fit(recipe.batches(part), **options, verbose=0).history
     assert np.isfinite(history["loss"][0])
     if recipe.reads_text or recipe.metric in ("mse", "accuracy", "frame_nll"):
         assert np.isfinite(history.get(recipe.metric, history["loss"])[0])

@@ -243,7 +243,7 @@ def test_a_fast_recipe_may_set_arguments():
     assert recipe.replace(setting=None) == zoo.recipe("lstm_seq_mnist")
     given = zoo.recipe("lstm_seq_mnist", setting="fast", forget_bias=2.0)
     assert given.arguments["forget_bias"] == 2.0
-    assert zoo.published_recipe("lstm_seq_mnist", "fast").changes() == {"setting": "fast"}
+    assert zoo.run_recipe("lstm_seq_mnist", "fast").changes() == {"setting": "fast"}
 
 
 def test_a_cycle_that_does_not_end_with_the_last_epoch_is_announced():
@@ -314,12 +314,12 @@ def test_only_training_batches_are_augmented():
     recipe = zoo.recipe("tcn_jsb", setting="fast", note_dropout=0.5)
     rolls = [np.ones((9, 88), dtype="uint8")] * 4
     for shuffle in (False, True):
-        x, _, _ = recipe.stream(rolls, shuffle=shuffle)[0]
+        x, _, _ = recipe.batches(rolls, shuffle=shuffle)[0]
         assert (x.min() == 1) is not shuffle
     recipe = zoo.recipe("tcn_seq_mnist", setting="fast")
     pixels = np.arange(784, dtype="float32").reshape(1, 784, 1).repeat(9, axis=0)
     for shuffle in (False, True):
-        x, _, _ = recipe.stream((pixels, np.zeros(9, "int32")), shuffle=shuffle)[0]
+        x, _, _ = recipe.batches((pixels, np.zeros(9, "int32")), shuffle=shuffle)[0]
         assert np.array_equal(x[:9], pixels) is not shuffle
 
 
@@ -373,7 +373,7 @@ def test_other_data_do_not_keep_the_options_of_the_first():
 def test_a_recipe_streams_its_data():
     recipe = zoo.recipe("trellisnet_char")
     corpus = recipe.load_data()
-    x, y, _ = recipe.stream(corpus.valid)[0]
+    x, y, _ = recipe.batches(corpus.valid)[0]
     assert (x.shape, y.shape) == ((32, 74), (32, 64))
     bound = recipe.with_data(corpus)
     assert bound.arguments["vocabulary_size"] == len(corpus.vocabulary)
@@ -390,4 +390,4 @@ def test_data_that_a_model_cannot_be_trained_on():
         zoo.recipe("tcn_ptb", data="adding", data_options=options).load_data()
     recipe = zoo.recipe("tcn_seq_mnist", data="adding", data_options=options)
     with pytest.raises(ValueError, match="'adding' has 2 channels, but tcn_seq_mnist reads 1"):
-        recipe.stream(recipe.load_data().train)
+        recipe.batches(recipe.load_data().train)

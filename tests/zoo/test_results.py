@@ -1,4 +1,4 @@
-"""Published values of the papers, and the zoo's published runs with their weights."""
+"""Published values of the papers, and the zoo's runs with their weights."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs, assets_folder,
 
 def test_every_published_value_belongs_to_a_recipe():
     for row in published():
-        recipe = zoo.recipe(row.model, **row.setting)
+        recipe = zoo.recipe(row.model, **row.options)
         assert registry.published_value(recipe) is row, row
         assert recipe.metric == row.metric
     values = [row.value for row in published()]
@@ -28,7 +28,7 @@ def test_every_published_value_belongs_to_a_recipe():
     for row in published():
         if row.source == "LRU Table 1":
             name = row.model.removesuffix("_lru_paper")
-            unit = row.setting.get("variant", name.removesuffix(f"_{_corpus(name)}"))
+            unit = row.options.get("variant", name.removesuffix(f"_{_corpus(name)}"))
             epochs.setdefault(unit, []).append(row.epochs)
     means = {unit: np.mean(values) for unit, values in epochs.items()}
     expected = {"ug": 11.4, "rg": 12.8, "ps": 14.9, "rhn": 20.1, "grid_lstm": 21.0}
@@ -70,10 +70,10 @@ def test_what_is_published_of_a_recipe(name, options, value):
     assert (row and row.value) == value
 
 
-# Published runs
+# Zoo runs
 
 
-def test_every_published_run_is_a_recipe_of_the_zoo():
+def test_every_zoo_run_is_a_recipe_of_the_zoo():
     runs = all_runs()
     assert len({run.folder for run in runs}) >= 25
     for run_ in runs:
@@ -82,14 +82,14 @@ def test_every_published_run_is_a_recipe_of_the_zoo():
         for part in ("arguments", "training"):
             assert written[part].items() >= run_.recipe[part].items(), run_.title
         assert run_.folder.parent.name == recipe.name or run_.folder.name == recipe.name
-        again = zoo.published_recipe(recipe.name, run_.setting)
+        again = zoo.run_recipe(recipe.name, run_.variant)
         assert again == recipe.replace(data_checksum=None)
 
 
-def test_options_of_another_published_run_are_refused():
-    with pytest.raises(ValueError, match="train tcn_adding T=200 --as-published"):
-        zoo.published_recipe("tcn_adding", T=200)
-    assert zoo.published_recipe("tcn_adding", "T=200", T=200).training.epochs == 10
+def test_options_of_another_zoo_run_are_refused():
+    with pytest.raises(ValueError, match="train tcn_adding T=200 --repeat"):
+        zoo.run_recipe("tcn_adding", T=200)
+    assert zoo.run_recipe("tcn_adding", "T=200", T=200).training.epochs == 10
 
 
 def test_the_result_of_a_generated_task_is_the_mean_over_test_sets():
@@ -103,10 +103,10 @@ def test_the_result_of_a_generated_task_is_the_mean_over_test_sets():
     assert mixed.values == [1.0, 3.0]
 
 
-def check_run(published_run):
+def check_run(zoo_run):
     """Evaluates published weights on the real data."""
     folder_of_data = os.environ.get("TRELLIS_KERAS_DATA")
-    recipe = registry.recipe_from_dict(published_run.recipe)
+    recipe = registry.recipe_from_dict(zoo_run.recipe)
     if recipe.data not in ("adding", "copy_memory", "pydoc") and not folder_of_data:
         pytest.skip(f"no local copy of {recipe.data}: set TRELLIS_KERAS_DATA to its folder")
     recipe = recipe.replace(data_dir=folder_of_data)
@@ -116,9 +116,9 @@ def check_run(published_run):
             pytest.skip("another Python's help texts")
     loaded = recipe.load_data()
     model = recipe.build(weights="pretrained")
-    logs = model.evaluate(recipe.stream(loaded.test), verbose=0, return_dict=True)
+    logs = model.evaluate(recipe.batches(loaded.test), verbose=0, return_dict=True)
     logs.setdefault(recipe.metric, logs["loss"])
-    expected = published_run.results
+    expected = zoo_run.results
     assert logs[recipe.metric] == pytest.approx(expected["test"], rel=1e-3)
     for name in logs.keys() & expected["test_metrics"].keys():
         assert logs[name] == pytest.approx(expected["test_metrics"][name], rel=1e-3)
@@ -128,9 +128,9 @@ WITH_WEIGHTS = [found for found in all_runs() if found.has_weights]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("published_run", WITH_WEIGHTS, ids=lambda found: found.title)
-def test_published_weights_have_their_published_result(published_run):
-    check_run(published_run)
+@pytest.mark.parametrize("zoo_run", WITH_WEIGHTS, ids=lambda found: found.title)
+def test_published_weights_have_their_published_result(zoo_run):
+    check_run(zoo_run)
 
 
 (JSB,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb (fast)")

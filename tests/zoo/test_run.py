@@ -226,7 +226,7 @@ def test_evaluation_counts_every_target_once(finished_run, split):
 
 def test_representative_data_are_from_all_of_a_text(finished_run):
     recipe = zoo.read_recipe(finished_run)
-    stream = recipe.stream(recipe.load_data().train)
+    stream = recipe.batches(recipe.load_data().train)
     sampled = runs.representative_data(recipe)
     places = np.linspace(0, len(stream) - 1, len(sampled)).astype(int)
     for i, (row, place) in enumerate(zip(sampled, places, strict=True)):

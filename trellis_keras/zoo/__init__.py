@@ -7,9 +7,9 @@ from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import (
     get_model,
     list_models,
-    published_recipe,
     recipe,
     register,
+    run_recipe,
 )
 from trellis_keras.zoo.run import read_recipe, train
 from trellis_keras.zoo.tcn import *  # noqa: F403
@@ -22,7 +22,7 @@ __all__ = [
     "from_preset",
     "get_model",
     "list_models",
-    "published_recipe",
+    "run_recipe",
     "read_recipe",
     "recipe",
     "register",

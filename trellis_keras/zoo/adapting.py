@@ -50,7 +50,7 @@ def evaluate_dynamic(
     for rule, learning_rate in (("sgd", 0.1), ("rms", 0.001)):
         dynamic = DynamicEvaluation(model, learning_rate, rule=rule, segment_length=segment_length)
         if rule == "rms":
-            batches = recipe.stream(loaded.train)
+            batches = recipe.batches(loaded.train)
             dynamic.collect_statistics(batches, min(_STATISTICS_BATCHES, len(batches)))
 
         def loss_of(learning_rate, decay=0.0, rule=rule, dynamic=dynamic):

@@ -24,8 +24,8 @@ def from_preset(
     Args:
         preset: One of
 
-            - the name of a zoo model with published weights
-              (`zoo.list_models(pretrained=True)`), or of a setting, such as `"tcn_adding/T=200"`;
+            - the name of a zoo model with pretrained weights
+              (`zoo.list_models(pretrained=True)`), or of a variant, such as `"tcn_adding/T=200"`;
             - a folder written by `model.save_to_preset`;
             - `"hf://user/model"`, a Hugging Face repository with the files of such a folder.
 
@@ -58,11 +58,11 @@ def from_preset(
 
 def _load(preset):
     runs = [run for run in results.all_runs() if run.has_weights]
-    published = {f"{run.model}/{run.setting}".rstrip("/"): run for run in runs}
+    by_name = {f"{run.model}/{run.variant}".rstrip("/"): run for run in runs}
     name = preset if isinstance(preset, str) else ""  # a path is a folder's
-    if name in published:
-        run = published[name]
-        return registry.published_recipe(run.model, run.setting).build(weights="pretrained")
+    if name in by_name:
+        run = by_name[name]
+        return registry.run_recipe(run.model, run.variant).build(weights="pretrained")
     if name in {run.model for run in runs}:
         return registry.get_model(name, weights="pretrained")
     if name.startswith(_HUGGING_FACE):
@@ -71,7 +71,7 @@ def _load(preset):
     if not folder.is_dir():
         raise ValueError(
             "`preset` must be a folder, 'hf://user/model', or one of "
-            f"{', '.join(published)}. Received: {preset!r}"
+            f"{', '.join(by_name)}. Received: {preset!r}"
         )
     return load_model(folder)
 

@@ -1,4 +1,4 @@
-"""Weights for the zoo's models, from a file or a published run."""
+"""Weights for the zoo's models, from a file or a zoo run."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ _OF_THE_TRAINING = {
 
 
 def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabulary | None]:
-    """Returns the path of a weights file, and the vocabulary published with it, or None.
+    """Returns the path of a weights file, and the vocabulary stored with it, or None.
 
     Args:
         recipe: A `Recipe`.
@@ -61,7 +61,7 @@ def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Mod
     try:
         check_file(path)
         with warnings.catch_warnings():
-            # Published weights are those of a model without an optimizer.
+            # Stored weights are those of a model without an optimizer.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(path)
     except Exception as error:  # a damaged file may raise any class
@@ -74,7 +74,7 @@ def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
 
     Args:
         recipe: A `Recipe`.
-        trained: The recipe of a published run, a dict.
+        trained: The recipe of a zoo run, a dict.
     """
     theirs, ours = trained["arguments"], recipe.to_dict()["arguments"]
     return {
@@ -94,7 +94,7 @@ def is_of_the_training(name: str) -> bool:
 
 
 def _pretrained(recipe):
-    """Returns the published run whose model computes the same function as this recipe's."""
+    """Returns the zoo run whose model computes the same function as this recipe's."""
     runs = [run for run in results.all_runs() if run.has_weights]
     own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == recipe.name]
     # The same network may have been trained with several settings.

@@ -259,13 +259,13 @@ class Recipe:
         """
         path = None
         if weights is not None:
-            path, published = pretrained.find(self, weights)
-            if published is not None and vocabulary not in (None, published):
+            path, stored = pretrained.find(self, weights)
+            if stored is not None and vocabulary not in (None, stored):
                 raise ValueError(
-                    f"{self.name}: the pretrained weights have a vocabulary of {len(published)} "
+                    f"{self.name}: the pretrained weights have a vocabulary of {len(stored)} "
                     f"tokens. Omit `vocabulary` to use it. Received: {vocabulary!r}"
                 )
-            vocabulary = published or vocabulary
+            vocabulary = stored or vocabulary
         arguments = dict(self.arguments)
         if vocabulary is not None:
             size = arguments["vocabulary_size"]
@@ -323,7 +323,7 @@ class Recipe:
         follow = {"vocabulary_size": len(loaded.vocabulary or ())} if self.reads_text else {}
         return self.replace(data_checksum=loaded.checksum, **follow)
 
-    def stream(
+    def batches(
         self, part: Any, target_counting: str = "all", shuffle: bool = False
     ) -> keras.utils.PyDataset:
         """Returns batches of a data split, for `fit` or `evaluate`.

@@ -157,7 +157,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
     Args:
         pattern: Shell-style pattern, for example `"trellisnet_*"`.
-        pretrained: Whether to list only the models with published weights.
+        pretrained: Whether to list only the models with pretrained weights.
     """
     names = fnmatch.filter(_ENTRIES, pattern)
     if pretrained:
@@ -206,12 +206,12 @@ def recipe_from_dict(written: dict[str, Any]) -> Recipe:
     return dataclasses.replace(found, training=training)
 
 
-def published_recipe(name: str, setting: str = "", /, **options: Any) -> Recipe:
-    """Returns the recipe of a published run: the settings that the zoo's weights were trained with.
+def run_recipe(name: str, variant: str = "", /, **options: Any) -> Recipe:
+    """Returns the recipe of a zoo run: the settings that the zoo's weights were trained with.
 
     Args:
         name: Name of a model.
-        setting: Name of the run's folder below the model's, such as `"T=200"`. Defaults to the run
+        variant: Name of the run's folder below the model's, such as `"T=200"`. Defaults to the run
             of the model's default arguments.
         **options: Values that differ from the run's, as in `recipe`.
 
@@ -219,21 +219,19 @@ def published_recipe(name: str, setting: str = "", /, **options: Any) -> Recipe:
         ValueError: There is no such run, or another one has these options.
     """
     _entry(name)
-    own = {run.setting: run for run in results.all_runs() if run.model == name}
-    if setting not in own:
+    own = {run.variant: run for run in results.all_runs() if run.model == name}
+    if variant not in own:
         there = ", ".join(known or "(default)" for known in own) or "none"
         raise ValueError(
-            f"There is no published run of {name}{setting and f' ({setting})'}. Published settings "
-            f"of {name}: {there}"
+            f"There is no zoo run of {name}{variant and f' ({variant})'}. Its variants: {there}"
         )
     given = {f"{option}={value}" for option, value in options.items()} | {options.get("setting")}
     for other in own:
-        if other != setting and other and given.issuperset(other.split(",")):
+        if other != variant and other and given.issuperset(other.split(",")):
             raise ValueError(
-                f"With these options {name} has its own published run: "
-                f"train {name} {other} --as-published"
+                f"With these options {name} has its own zoo run: train {name} {other} --repeat"
             )
-    return recipe_from_dict(own[setting].recipe).replace(data_checksum=None, **options)
+    return recipe_from_dict(own[variant].recipe).replace(data_checksum=None, **options)
 
 
 def published_value(recipe: Recipe) -> results.Published | None:
@@ -248,11 +246,11 @@ def published_value(recipe: Recipe) -> results.Published | None:
     rows = [row for row in results.published() if row.model == recipe.name]
     network = {name for name in recipe.arguments if not pretrained.is_of_the_training(name)}
     names = {"metric", "data", *network.difference(_WIDTHS)}.union(
-        own.data_options, recipe.data_options, *(row.setting for row in rows)
+        own.data_options, recipe.data_options, *(row.options for row in rows)
     ) - {"files"}
     theirs, ours = (one.options() | one.data_options for one in (own, recipe))
     for row in rows:
-        if all((theirs | row.setting).get(name) == ours.get(name) for name in names):
+        if all((theirs | row.options).get(name) == ours.get(name) for name in names):
             return row
     return None
 

@@ -1,6 +1,6 @@
 """Results of the papers (published.csv) and of the zoo's own runs (folders of zoo/).
 
-A published run is stored in `zoo/MODEL`, or in `zoo/MODEL/SETTING` if its arguments differ from the
+A zoo run is stored in `zoo/MODEL`, or in `zoo/MODEL/VARIANT` if its arguments differ from the
 defaults: card, results.json, history, learning curve and small weights.
 """
 
@@ -23,12 +23,12 @@ _PACKAGE = pathlib.Path(__file__).parent
 class Published:
     """A row of published.csv: a result on the test split in a paper.
 
-    `setting` has the options of `zoo.recipe` for it, `parameters` the size given in the paper, such
+    `options` has those of `zoo.recipe` for it, `parameters` the size given in the paper, such
     as "24M", `epochs` the epoch of the lowest validation loss, or None if the paper does not say.
     """
 
     model: str
-    setting: dict[str, Any]
+    options: dict[str, Any]
     metric: str
     value: float
     parameters: str
@@ -38,13 +38,13 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A published run of the zoo: its folder with a results.json, and the contents of that file.
+    """A run of the zoo: its folder with a results.json, and the contents of that file.
 
-    `setting` is the folder's name below the model's, such as "T=200"; "" for the default.
+    `variant` is the folder's name below the model's, such as "T=200"; "" for the default.
     """
 
     folder: pathlib.Path
-    setting: str
+    variant: str
     results: dict[str, Any]
 
     @property
@@ -59,12 +59,12 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The model, with its setting."""
-        return f"{self.model} ({self.setting})" if self.setting else self.model
+        """The model, with its variant."""
+        return f"{self.model} ({self.variant})" if self.variant else self.model
 
     @property
     def seeds(self) -> list[dict[str, Any]]:
-        """The results of each seed, of which the first one's weights are published."""
+        """The results of each seed, of which the first one's weights are stored."""
         return [self.results, *self.results["other_seeds"]]
 
     @property
@@ -92,10 +92,10 @@ def published() -> tuple[Published, ...]:
         return tuple(_row(**row) for row in csv.DictReader(file))
 
 
-def _row(setting, value, epochs, **row):
-    words = [word.partition("=") for word in setting.split()]
+def _row(options, value, epochs, **row):
+    words = [word.partition("=") for word in options.split()]
     return Published(
-        setting={name: _parsed(text) for name, _, text in words},
+        options={name: _parsed(text) for name, _, text in words},
         value=float(value),
         epochs=int(epochs) if epochs else None,
         **row,
@@ -110,7 +110,7 @@ def _parsed(text):
 
 
 def assets_folder() -> pathlib.Path:
-    """Returns the folder of the published runs.
+    """Returns the folder of the zoo runs.
 
     Searched in this order: the folder named by TRELLIS_KERAS_ZOO, `zoo/` beside the package
     (a checkout or an editable install), `_assets/` inside it (an installed wheel).
@@ -136,14 +136,14 @@ def assets_folder() -> pathlib.Path:
 
 
 def all_runs() -> list[Run]:
-    """Returns the published runs, sorted by model and setting."""
+    """Returns the zoo runs, sorted by model and variant."""
     folder = assets_folder()
     paths = [*folder.glob(f"*/{RESULTS}"), *folder.glob(f"*/*/{RESULTS}")]
-    return sorted(map(read_run, paths), key=lambda run: (run.model, run.setting))
+    return sorted(map(read_run, paths), key=lambda run: (run.model, run.variant))
 
 
 def read_run(path: pathlib.Path) -> Run:
-    """Returns the published run of a results.json, or raises ValueError if it is damaged."""
+    """Returns the zoo run of a results.json, or raises ValueError if it is damaged."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         recipe = results["recipe"]
@@ -152,8 +152,8 @@ def read_run(path: pathlib.Path) -> Run:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} holds no results of a model: {error!r}") from error
     folder = path.parent
-    setting = folder.name if folder.parent.name == recipe["name"] else ""
-    return Run(folder, setting, results)
+    variant = folder.name if folder.parent.name == recipe["name"] else ""
+    return Run(folder, variant, results)
 
 
 def read_costs() -> dict[str, Any]:

@@ -220,7 +220,7 @@ def evaluate(
     model = model if isinstance(model, keras.Model) else load_best(model)
     recipe.compile(model)
     loaded = recipe.load_data() if loaded is None else loaded
-    stream = recipe.stream(getattr(loaded, split), target_counting)
+    stream = recipe.batches(getattr(loaded, split), target_counting)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
     if recipe.metric in _LOSSES:
         results.setdefault(recipe.metric, results["loss"])
@@ -237,7 +237,7 @@ def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
 
     An array (rows, steps, channels), or tokens (rows, steps) for text, with at most `rows` rows.
     """
-    stream = recipe.stream(recipe.load_data().train)
+    stream = recipe.batches(recipe.load_data().train)
     places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
     batches = [stream[int(place)][0] for place in places]
     steps = min(x.shape[1] for x in batches)
@@ -402,13 +402,13 @@ def _compared(recipe):
 
 
 def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, save_minutes):
-    train_stream = recipe.stream(loaded.train, shuffle=True)
-    valid_stream = recipe.stream(loaded.valid)
+    train_stream = recipe.batches(loaded.train, shuffle=True)
+    valid_stream = recipe.batches(loaded.valid)
     epochs, batches = progress(folder / CHECKPOINTS)
     if hasattr(train_stream, "epoch"):
         train_stream.epoch = epochs
     left = len(train_stream) * (recipe.training.epochs - epochs) - batches
-    watching = observers(folder, model, recipe.stream(loaded.train), loaded, left, **observed)
+    watching = observers(folder, model, recipe.batches(loaded.train), loaded, left, **observed)
     if verbose:
         watching.append(ProgressBar())
     if verbose == 2:
@@ -569,7 +569,7 @@ def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
     ]
     if "decay_steps" in options:
         warmup = options.get("warmup_steps", 0)
-        cycle, steps = warmup + options["decay_steps"], len(recipe.stream(loaded.train))
+        cycle, steps = warmup + options["decay_steps"], len(recipe.batches(loaded.train))
         steps *= training.epochs
         if steps != cycle:
             lines.append(

@@ -65,7 +65,7 @@ def test_penn_treebank_of_the_lattice_recurrent_unit_paper(real_data):
     whole = np.concatenate([getattr(published, split) for split in SPLITS])
     np.testing.assert_array_equal(joined.train, whole[:5_311_931])
     np.testing.assert_array_equal(joined.test, whole[-295_107:])
-    # Published runs depend on it.
+    # Zoo runs depend on it.
     assert joined.checksum.startswith("de5c82b896007878")
     alone = load("char_ptb", folder, split=LRU_SPLIT, files="train")
     assert list(alone.sizes.values()) == [4_553_595, 252_977, 252_978]
