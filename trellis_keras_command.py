@@ -221,10 +221,11 @@ def train(
     alone = coordinator is None
     _join(coordinator, processes, process)
     recipe = _chosen_recipe(names, options, text, precision, output, repeat, alone)
+    from trellis_keras import zoo
     from trellis_keras.zoo import run
 
     try:
-        run.train(
+        zoo.train(
             recipe,
             output,
             gradient_norms=(2 if alone else 0) if gradient_norms is None else gradient_norms,
@@ -288,21 +289,21 @@ def evaluate(
     takes as long as several evaluations of it, and then score the split once.
     """
     from trellis_keras.layers.checks import check_choice
-    from trellis_keras.zoo import adapting
-    from trellis_keras.zoo import run as runs
+    from trellis_keras.zoo import evaluation
     from trellis_keras.zoo.datasets.registry import SPLITS
+    from trellis_keras.zoo.run import load_best
 
     check_choice("split", split, SPLITS)  # before loading the data, which takes time
     recipe = _recipe_of(run, data_dir)
-    kinds = {"dynamic": adapting.evaluate_dynamic, "cache": adapting.evaluate_cache}
+    kinds = {"dynamic": evaluation.evaluate_dynamic, "cache": evaluation.evaluate_cache}
     asked_for = [name for name, wanted in (("dynamic", dynamic), ("cache", cache)) if wanted]
     if asked_for and not recipe.reads_text:
         raise ValueError(
             f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
         )
-    model, loaded = runs.load_best(run), recipe.load_data()
+    model, loaded = load_best(run), recipe.load_data()
     found: dict[str, object] = {
-        **runs.evaluate(recipe, model, split, target_counting=target_counting, loaded=loaded)
+        **evaluation.evaluate(recipe, model, split, target_counting=target_counting, loaded=loaded)
     }
     for name in asked_for:
         typer.echo(f"{name}: tuning on the validation split", err=True)
@@ -427,7 +428,8 @@ def export(
     suffix .tflite, .onnx, .c or .wasm chooses the format.
     """
     from trellis_keras.export import export as export_model
-    from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
+    from trellis_keras.zoo.evaluation import representative_data
+    from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
 
     if format is None:
         formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}

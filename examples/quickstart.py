@@ -16,18 +16,19 @@ from trellis_keras import zoo  # hides what TensorFlow logs while it is imported
 from keras_nlp.samplers import TopPSampler
 
 from trellis_keras.export import export
-from trellis_keras.zoo import run
+from trellis_keras.zoo.evaluation import evaluate
+from trellis_keras.zoo.run import load_best
 
 
 def main(folder="runs/quickstart"):
     folder = pathlib.Path(folder)
     recipe = zoo.recipe("trellisnet_char")
-    run.train(recipe, folder)
+    zoo.train(recipe, folder)
 
-    results = run.evaluate(zoo.read_recipe(folder), folder, split="test")
+    results = evaluate(zoo.read_recipe(folder), folder, split="test")
     print(f"\nTest text: {results['bpc']:.3f} bits per character")
 
-    model = run.load_best(folder)
+    model = load_best(folder)
     prompt = "The value of "
     sampler = TopPSampler(p=0.9, temperature=0.6)
     text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=4)

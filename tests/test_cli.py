@@ -13,7 +13,7 @@ from tests.support.small_runs import TINY, options, write_text
 from trellis_keras import __version__, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.training import progress
-from trellis_keras.zoo import adapting, environment
+from trellis_keras.zoo import environment, evaluation
 from trellis_keras.zoo import run as runs
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
@@ -24,7 +24,7 @@ SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOB
 def chosen(monkeypatch):
     """The recipes that the command `train` would train."""
     recipes = []
-    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: recipes.append(recipe))
+    monkeypatch.setattr(zoo, "train", lambda recipe, *_, **__: recipes.append(recipe))
     return recipes
 
 
@@ -180,7 +180,7 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "train", interrupt)
+    monkeypatch.setattr(zoo, "train", interrupt)
     monkeypatch.setattr(runs, "has_run", lambda folder: has_run)
     status, _, err = command("train", "trellisnet_char", "--output", tmp_path / "my run")
     assert status not in (0, 2)
@@ -240,7 +240,7 @@ def test_evaluate(command, finished_run):
     )
     assert status == 0, err
     asked = {"split": "valid", "target_counting": "original"}
-    expected = runs.evaluate(zoo.read_recipe(finished_run), finished_run, **asked)
+    expected = evaluation.evaluate(zoo.read_recipe(finished_run), finished_run, **asked)
     assert json.loads(out) == {"run": str(finished_run), **asked, **expected}
 
 
@@ -249,8 +249,8 @@ def test_evaluation_at_test_time(command, finished_run, monkeypatch):
         show(f"tried on {len(loaded.valid)}")
         return {"bpc": 1.0, "split": split}
 
-    monkeypatch.setattr(adapting, "evaluate_cache", stub)
-    monkeypatch.setattr(adapting, "evaluate_dynamic", stub)
+    monkeypatch.setattr(evaluation, "evaluate_cache", stub)
+    monkeypatch.setattr(evaluation, "evaluate_dynamic", stub)
     status, out, err = command("evaluate", finished_run, "--cache", "--dynamic", "--split", "valid")
     assert status == 0 and err.count("tried on") == 2
     found = json.loads(out)
@@ -386,7 +386,7 @@ def test_a_traceback_has_no_control_characters(command, finished_run, monkeypatc
     def fail(*arguments, **options):
         raise RuntimeError("the layer \x1b]0;title\x07 is at fault")
 
-    monkeypatch.setattr(runs, "evaluate", fail)
+    monkeypatch.setattr(evaluation, "evaluate", fail)
     status, _, err = command("evaluate", finished_run)
     assert status == 1 and r"RuntimeError: the layer \x1b]0;title\x07 is at fault" in err
 

@@ -75,7 +75,7 @@ def test_a_damaged_file_is_named(places, tmp_path, refused, name, damage):
 def test_a_run_does_without_its_optional_files(places, tmp_path):
     run = shutil.copytree(places / "run", tmp_path / "run")
     (run / "checkpoints/epoch-0001.npz").unlink()
-    runs.train(zoo.read_recipe(run), run, verbose=0)
+    zoo.train(zoo.read_recipe(run), run, verbose=0)
     assert runs.is_finished(run)
 
 

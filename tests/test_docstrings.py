@@ -16,7 +16,7 @@ from trellis_keras import layers, models, training, zoo
 from trellis_keras.zoo import registry
 
 # Trains a whole model.
-SLOW = {"trellis_keras.zoo.run.train"}
+SLOW = {"trellis_keras.zoo.train_run.train"}
 
 
 class Checker(doctest.OutputChecker):

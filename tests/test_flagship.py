@@ -12,6 +12,7 @@ from tests.support.processes import ROOT, child_environment
 from tests.support.small_runs import TINY, write_text
 from trellis_keras import zoo
 from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.evaluation import evaluate
 
 
 def test_operations_are_those_of_the_equations():
@@ -57,5 +58,5 @@ def test_a_flagship_comes_home_as_a_finished_run(tmp_path):
     assert runs.is_finished(tmp_path / "run")
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())
     recipe = zoo.read_recipe(tmp_path / "out")
-    test = runs.evaluate(recipe, runs.load_best(tmp_path / "run"))
+    test = evaluate(recipe, runs.load_best(tmp_path / "run"))
     assert test["perplexity"] == pytest.approx(figures["test"]["perplexity"], rel=1e-2)

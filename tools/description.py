@@ -6,7 +6,7 @@ import math
 import statistics
 
 from trellis_keras.zoo import registry
-from trellis_keras.zoo.recipe import Recipe
+from trellis_keras.zoo.registry import Recipe
 from trellis_keras.zoo.results import Published, Run, all_runs
 
 # How a result compares with the published one, in the order in which the best of several counts.

@@ -30,7 +30,7 @@ from trellis_keras.files import file_checksum
 from trellis_keras.jobs import check_no_links, different_settings, folder_lock
 from trellis_keras.zoo import environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
+from trellis_keras.zoo.evaluation import evaluate, evaluate_cache, evaluate_dynamic
 from trellis_keras.zoo.registry import recipe_from_dict
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
 
@@ -218,7 +218,7 @@ def _evaluated(run, data_dir):
     model, history = runs.load_best(run), runs.history(run)
     best = runs.best_epoch(history)
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
-    test = runs.evaluate(recipe, model)
+    test = evaluate(recipe, model)
     results = {
         **recorded,
         "recipe": recipe.without_folders(),
@@ -243,7 +243,7 @@ def _on_other_test_sets(recipe, model):
         # The test split does not depend on the size of the others.
         options = {"seed": seed, "train": 1, "valid": 1}
         other = recipe.replace(data_options=options, data_checksum=None)
-        values.append(runs.evaluate(other, model)[recipe.metric])
+        values.append(evaluate(other, model)[recipe.metric])
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     return {"seeds": list(TEST_SETS), "mean": mean, "deviation": deviation}
 
@@ -305,7 +305,7 @@ def _save_weights(run, results, data_dir, path):
     model.save_weights(whole)
     _rewrite(whole, half, "float16")
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
-    found = runs.evaluate(recipe, pretrained.load_weights(model, recipe.name, half))
+    found = evaluate(recipe, pretrained.load_weights(model, recipe.name, half))
     digits = [f"{value:.4g}" for value in (found[recipe.metric], results["test"])]
     dtype = "float16" if digits[0] == digits[1] else "float32"
     _rewrite(whole, path, dtype)

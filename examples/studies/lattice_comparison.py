@@ -23,7 +23,7 @@ from scipy import stats
 
 from keras_streams.files import atomic_write
 from trellis_keras import zoo
-from trellis_keras.zoo import results, run
+from trellis_keras.zoo import results
 
 # Column of the table, first part of the zoo's name, its options, color, marker.
 NETS = {
@@ -97,7 +97,7 @@ def train(settings, data_dir, work, corpus, net, size, seed):
     keras.utils.clear_session()  # frees the previous net
     recipe = recipe_of(settings, corpus, net, size, seed, data_dir)
     losses = TestLoss(recipe)
-    model = run.train(recipe, work, verbose=2, callbacks=[losses])
+    model = zoo.train(recipe, work, verbose=2, callbacks=[losses])
     return [{"parameters": model.count_params(), **row} for row in losses.rows]
 
 

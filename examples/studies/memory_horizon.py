@@ -55,7 +55,7 @@ def main(
 def train(settings, work, net, T, seed):
     """Trains one net on one T and returns its row."""
     recipe = recipe_of(settings, net, T, seed)
-    run.train(recipe, work, verbose=0, callbacks=[StopWhenAllIsRecalled()])
+    zoo.train(recipe, work, verbose=0, callbacks=[StopWhenAllIsRecalled()])
     model, data = run.load_best(work), recipe.load_data()
     x, y = data.test
     recalled = model.predict(x, verbose=0)[:, -COPIED:].argmax(axis=-1)

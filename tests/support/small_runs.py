@@ -3,7 +3,6 @@
 import random
 
 from trellis_keras import zoo
-from trellis_keras.zoo import run
 
 TINY = {
     "depth": 3,
@@ -49,7 +48,7 @@ def tiny_recipe(folder, **overrides):
 
 def tiny_run(folder, **overrides):
     """Trains in `folder / "run"` and returns that folder."""
-    run.train(tiny_recipe(folder, **overrides), folder / "run", verbose=0)
+    zoo.train(tiny_recipe(folder, **overrides), folder / "run", verbose=0)
     return folder / "run"
 
 

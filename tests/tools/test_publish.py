@@ -12,7 +12,7 @@ from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
 from trellis_keras.jobs import folder_lock
 from trellis_keras.training.history import read_history
-from trellis_keras.zoo import registry
+from trellis_keras.zoo import evaluation, registry
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.results import RESULTS, WEIGHTS
 
@@ -27,12 +27,12 @@ SETTINGS = {
 
 
 def train(folder, **options):
-    runs.train(zoo.recipe("tcn_adding", **SETTINGS | options), folder, verbose=0)
+    zoo.train(zoo.recipe("tcn_adding", **SETTINGS | options), folder, verbose=0)
     return folder
 
 
 def evaluate(run):
-    return runs.evaluate(zoo.read_recipe(run), run)["mse"]
+    return evaluation.evaluate(zoo.read_recipe(run), run)["mse"]
 
 
 def validation_loss(run):

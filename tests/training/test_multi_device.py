@@ -18,6 +18,7 @@ from trellis_keras.data import SequenceStream
 from trellis_keras.training import RestOfEpoch, latest
 from trellis_keras.training.devices import OwnRows
 from trellis_keras.zoo import read_recipe, run
+from trellis_keras.zoo.evaluation import evaluate
 
 # Gradient descent: Adam does not see a gradient that is twice too large. The last rows of the text
 # have fewer targets. Replicas on TensorFlow draw masks of their own: no dropout.
@@ -174,7 +175,7 @@ def test_two_processes(case, tmp_path):
         check_ended_well(start_both([together, elsewhere], *words))
     assert not elsewhere.exists()
     check_same(together, alone)
-    found, expected = (run.evaluate(read_recipe(folder), folder) for folder in (together, alone))
+    found, expected = (evaluate(read_recipe(folder), folder) for folder in (together, alone))
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
 
 

@@ -13,10 +13,10 @@ from tests.support.event_files import read_events
 from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
+from trellis_keras import zoo
 from trellis_keras.training.history import read_history
 from trellis_keras.training.tensorboard import write_graph
-from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.run import observers
+from trellis_keras.zoo.train_run import observers
 
 EVERYTHING = {"gradient_norms": 1, "sample_length": 12, "graph": True, "profile": (2, 3)}
 SETTINGS = STATEFUL | {"aux_every": 2}
@@ -27,14 +27,14 @@ def observed(tmp_path_factory):
     """A run of two epochs, with every source of randomness."""
     folder = tmp_path_factory.mktemp("observed")
     recipe = tiny_recipe(folder, **SETTINGS | {"epochs": 2})
-    runs.train(recipe, folder / "run", verbose=0, **EVERYTHING)
+    zoo.train(recipe, folder / "run", verbose=0, **EVERYTHING)
     return folder / "run"
 
 
 @pytest.mark.slow
 def test_observation_changes_nothing(observed):
     whole = observed.parent / "whole"
-    runs.train(tiny_recipe(observed.parent, **SETTINGS | {"epochs": 2}), whole, verbose=0)
+    zoo.train(tiny_recipe(observed.parent, **SETTINGS | {"epochs": 2}), whole, verbose=0)
     assert_same_end(observed, whole, 2)
 
 
@@ -88,7 +88,7 @@ def test_without_tensorflow(tmp_path, monkeypatch, capsys):
 
 def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    monkeypatch.setattr("trellis_keras.zoo.run.sys", SimpleNamespace(version_info=(3, 11)))
+    monkeypatch.setattr("trellis_keras.zoo.train_run.sys", SimpleNamespace(version_info=(3, 11)))
     with pytest.raises(ValueError, match="Python 3.12 or newer: omit `profile`"):
         callbacks(tmp_path, profile=(1, 2))
 
@@ -102,7 +102,7 @@ def test_a_graph_of_another_backend(tmp_path, monkeypatch):
 def test_wrong_settings(tmp_path, refused):
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(ValueError, match="length=-1"):
-        runs.train(recipe, tmp_path, sample_length=-1)
+        zoo.train(recipe, tmp_path, sample_length=-1)
     for profile in ((0, 3), (3, 2), (40, 51)):
         with pytest.raises(ValueError, match="`profile` must be the first and .* of the 50 that"):
             callbacks(tmp_path, profile=profile)
@@ -116,11 +116,11 @@ def test_on_jax(tmp_path, block):
     source = """
 import pathlib, sys
 from tests.support.small_runs import tiny_recipe
-from trellis_keras.zoo import run as runs
+from trellis_keras import zoo
 folder = pathlib.Path(sys.argv[1])
 recipe = tiny_recipe(folder, epochs=2, jit_compile=True)
 options = {"gradient_norms": 1, "sample_length": 12, "graph": True}
-runs.train(recipe, folder / "run", verbose=0, **options)
+zoo.train(recipe, folder / "run", verbose=0, **options)
 """
     output = run_script(source, tmp_path, backend="jax", block=block)
     rows = read_history(tmp_path / "run" / "history.csv")

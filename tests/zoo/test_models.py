@@ -12,7 +12,7 @@ from tests.support.parameters import slow_but
 from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import SequenceRegressor
-from trellis_keras.zoo import registry, results, run
+from trellis_keras.zoo import evaluation, registry, results
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
 
@@ -29,7 +29,7 @@ def tcn_parameters(widths, kernel_size):
 
 
 def test_list_models():
-    modules = zoo.trellisnet, zoo.tcn, zoo.lru
+    modules = zoo.trellisnet, zoo.tcn, zoo.recurrent_baselines, zoo.lru
     assert zoo.list_models() == sorted(name for module in modules for name in module.__all__)
     assert zoo.list_models("trellisnet_*_ptb") == ["trellisnet_char_ptb"]
     assert zoo.list_models("transformer_*") == []
@@ -63,7 +63,7 @@ def test_a_function_of_ones_own_is_a_model():
 
     try:
         assert my_model(units=2).backbone.units == 2
-        assert zoo.get_model("my_model").backbone.units == 3
+        assert zoo.recipe("my_model").build().backbone.units == 3
         assert zoo.recipe("my_model", T=5).data_options == {"T": 5}
         assert registry.published_value(zoo.recipe("my_model")) is None
         with pytest.raises(ValueError, match="no metric 'accuracy'. Received: .*mae"):
@@ -72,7 +72,7 @@ def test_a_function_of_ones_own_is_a_model():
             small = {"train": 2, "valid": 2, "test": 2}
             other = zoo.recipe("my_model", data_options=small)
             other = dataclasses.replace(other, entry=entry, metric="accuracy")
-            run.evaluate(other, my_model(units=2))
+            evaluation.evaluate(other, my_model(units=2))
         for wrong in (lambda units, seed=0: None, lambda units=3: None):
             with pytest.raises(ValueError, match="need defaults, and one must be `seed`"):
                 zoo.register(data="adding", metric="mse", training=None)(wrong)
@@ -139,7 +139,7 @@ def test_a_model_of_the_zoo_is_saved_whole(tmp_path):
     ],
 )
 def test_parameters(name, arguments, parameters):
-    assert zoo.get_model(name, **arguments).count_params() == parameters
+    assert getattr(zoo, name)(**arguments).count_params() == parameters
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_parameters_of_many_words(name, core, embedding_dim, tails, parameters):
     assert core + (words + tails) * per_word == parameters
     assert len(arguments.get("cutoffs", ())) == tails
     cutoffs = {"cutoffs": (2, 4, 7)} if tails else {}
-    few = zoo.get_model(name, vocabulary_size=10, **cutoffs)
+    few = getattr(zoo, name)(vocabulary_size=10, **cutoffs)
     assert few.count_params() == core + (10 + tails) * per_word
 
 
@@ -187,7 +187,7 @@ def test_every_model_of_the_lru_paper_has_its_size(size):
 @pytest.mark.parametrize("name, steps", [("lstm_seq_mnist", 784), ("lstm_copy_memory", 1_020)])
 def test_lstms_remember_from_one_to_all_steps(name, steps):
     def biases(layer=0, **options):
-        model = zoo.get_model(name, forget_bias="chrono", **options)
+        model = getattr(zoo, name)(forget_bias="chrono", **options)
         layers = [each for each in model.backbone.layers if isinstance(each, keras.layers.LSTM)]
         return np.split(layers[layer].get_weights()[2], 4)
 
@@ -199,7 +199,7 @@ def test_lstms_remember_from_one_to_all_steps(name, steps):
     np.testing.assert_array_equal(biases()[1], f)
     assert np.any(biases(seed=1)[1] != f)
     with pytest.raises(ValueError, match="must be a number or \"chrono\". Received: 'crono'"):
-        zoo.get_model(name, forget_bias="crono")
+        getattr(zoo, name)(forget_bias="crono")
 
 
 TINY_WORDS = {"hidden_units": 4, "output_units": 4, "embedding_dim": 4, "vocabulary_size": 9}
@@ -236,7 +236,7 @@ def test_parts_that_the_ablations_take_out():
 )
 def test_wrong_arguments(name, options, message):
     with pytest.raises(ValueError, match=message):
-        zoo.get_model(name, **options)
+        getattr(zoo, name)(**options)
 
 
 # A step of training

@@ -10,8 +10,8 @@ import pytest
 from trellis_keras import zoo
 from trellis_keras.training import ASGD, Adam, ASGDSwitch, PlateauDecay
 from trellis_keras.zoo import Training
-from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.registry import recipe_from_dict
+from trellis_keras.zoo.run_messages import describe
 
 
 def read_back(recipe):
@@ -252,7 +252,7 @@ def test_a_cycle_that_does_not_end_with_the_last_epoch_is_announced():
     model, loaded = recipe.build(), recipe.load_data()
 
     def warnings(**options):
-        lines = runs.describe(recipe.replace(epochs=2, **options), model, loaded).splitlines()
+        lines = describe(recipe.replace(epochs=2, **options), model, loaded).splitlines()
         return [line for line in lines if "WARNING" in line]
 
     (warning,) = warnings(warmup_steps=1, decay_steps=9)

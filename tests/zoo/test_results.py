@@ -151,7 +151,7 @@ def test_the_quickest_of_them_has_its_published_result():
 )
 def test_weights_of_another_net_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
-        zoo.get_model(name, weights="pretrained", **options)
+        getattr(zoo, name)(weights="pretrained", **options)
 
 
 def test_dropout_precision_and_state_do_not_matter_to_weights():

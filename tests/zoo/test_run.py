@@ -16,14 +16,14 @@ from trellis_keras import training, zoo
 from trellis_keras.jobs import folder_lock
 from trellis_keras.training.checkpoint_files import progress
 from trellis_keras.training.history import read_history
-from trellis_keras.zoo import datasets
+from trellis_keras.zoo import datasets, evaluation
 from trellis_keras.zoo import run as runs
 
 
 def evaluate(run, split="test", target_counting="all", data_dir=None):
     recipe = zoo.read_recipe(run)
     recipe = recipe if data_dir is None else recipe.replace(data_dir=data_dir)
-    return runs.evaluate(recipe, run, split, target_counting=target_counting)
+    return evaluation.evaluate(recipe, run, split, target_counting=target_counting)
 
 
 # What a run leaves
@@ -69,7 +69,7 @@ def test_more_epochs_of_averaged_weights(tmp_path, capsys):
         schedule = training.ASGDSwitch(1, verbose=1)
         options = {"optimizer": "asgd", "learning_rate": 1.0, "schedule": schedule}
         recipe = tiny_recipe(tmp_path, **options, epochs=epochs)
-        runs.train(recipe, tmp_path / folder)
+        zoo.train(recipe, tmp_path / folder)
         shown = capsys.readouterr().out
         assert ("Epoch 3: ASGDSwitch starts averaging the weights" in shown) == begins
     assert_same_end(tmp_path / "run", tmp_path / "whole", 5)
@@ -93,10 +93,10 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
     monkeypatch.setattr("trellis_keras.training.stopping.monotonic", lambda: next(clock))
     run, processes = tmp_path / "run", 0
     while not (run.exists() and runs.is_finished(run)):
-        runs.train(recipe, run, verbose=0, max_minutes=minutes)
+        zoo.train(recipe, run, verbose=0, max_minutes=minutes)
         processes += 1
     assert processes > 1
-    runs.train(recipe, tmp_path / "whole", verbose=0)
+    zoo.train(recipe, tmp_path / "whole", verbose=0)
     assert_same_end(run, tmp_path / "whole", 2)
 
 
@@ -106,21 +106,21 @@ def test_a_run_that_ended_within_an_epoch_may_have_fewer_epochs(tmp_path, monkey
     run, batches = tmp_path / "run", 0
     while not batches or not runs.epochs_done(run):
         recipe = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 3})
-        runs.train(recipe, run, verbose=0, max_minutes=45)
+        zoo.train(recipe, run, verbose=0, max_minutes=45)
         batches = progress(run / "checkpoints")[1]
     epochs = runs.epochs_done(run)
-    runs.train(recipe.replace(epochs=epochs), run, verbose=0)
+    zoo.train(recipe.replace(epochs=epochs), run, verbose=0)
     assert runs.epochs_done(run) == epochs and runs.is_finished(run)
-    runs.train(recipe.replace(epochs=epochs), run, verbose=0)  # nothing is left to do
+    zoo.train(recipe.replace(epochs=epochs), run, verbose=0)  # nothing is left to do
 
 
 @pytest.mark.slow
 def test_another_precision_goes_on(tmp_path):
     run = tiny_run(tmp_path, epochs=1)
     half = tiny_recipe(tmp_path, epochs=2, dtype_policy="mixed_bfloat16")
-    assert runs.train(half, run, verbose=0).compute_dtype == "bfloat16"
+    assert zoo.train(half, run, verbose=0).compute_dtype == "bfloat16"
     assert zoo.read_recipe(run).dtype_policy == "mixed_bfloat16"
-    runs.train(half.replace(dtype_policy="float32"), run, verbose=0)  # nothing is left to do
+    zoo.train(half.replace(dtype_policy="float32"), run, verbose=0)  # nothing is left to do
     assert zoo.read_recipe(run).dtype_policy == "float32"
     processes = json.loads((run / "environment.json").read_text())["processes"]
     computed = [(process["from_epoch"], process["dtype_policy"]) for process in processes]
@@ -136,7 +136,7 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="is a checkpoint of another model.*Nothing was changed"):
         tiny_run(tmp_path, epochs=2, dtype_policy="float64")
     assert [path.read_bytes() for path in files] == before
-    runs.train(zoo.read_recipe(run).replace(epochs=2), run, verbose=0)
+    zoo.train(zoo.read_recipe(run).replace(epochs=2), run, verbose=0)
     assert runs.epochs_done(run) == 2
 
 
@@ -145,7 +145,7 @@ def test_another_model_is_refused(tmp_path, finished_run):
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
     with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
-        runs.train(tiny_recipe(finished_run.parent), run)
+        zoo.train(tiny_recipe(finished_run.parent), run)
 
 
 # Damage and wrong folders
@@ -156,7 +156,7 @@ def test_a_trained_model_without_checkpoints_is_not_replaced(finished_run, tmp_p
     shutil.rmtree(run / "checkpoints")
     before = (run / "best.keras").read_bytes(), (run / "history.csv").read_bytes()
     with pytest.raises(ValueError, match="no checkpoint from which to resume"):
-        runs.train(zoo.read_recipe(run), run, verbose=0)
+        zoo.train(zoo.read_recipe(run), run, verbose=0)
     assert ((run / "best.keras").read_bytes(), (run / "history.csv").read_bytes()) == before
 
 
@@ -169,7 +169,7 @@ def test_a_linked_part_is_refused(finished_run, tmp_path, name):
     (folder / name).symlink_to(finished_run / name)
     before = sorted(finished_run.rglob("*"))
     with pytest.raises(ValueError, match=f"run/{name} is a symbolic link"):
-        runs.train(zoo.read_recipe(finished_run), folder, verbose=0)
+        zoo.train(zoo.read_recipe(finished_run), folder, verbose=0)
     assert sorted(finished_run.rglob("*")) == before
 
 
@@ -179,7 +179,7 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path):
     (tmp_path / "there").mkdir()
     for name in ("new", "there"):
         with pytest.raises(FileNotFoundError):
-            runs.train(recipe, tmp_path / name)
+            zoo.train(recipe, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
@@ -227,7 +227,7 @@ def test_evaluation_counts_every_target_once(finished_run, split):
 def test_representative_data_are_from_all_of_a_text(finished_run):
     recipe = zoo.read_recipe(finished_run)
     stream = recipe.batches(recipe.load_data().train)
-    sampled = runs.representative_data(recipe)
+    sampled = evaluation.representative_data(recipe)
     places = np.linspace(0, len(stream) - 1, len(sampled)).astype(int)
     for i, (row, place) in enumerate(zip(sampled, places, strict=True)):
         np.testing.assert_array_equal(row, stream[int(place)][0][i % 4])
@@ -252,7 +252,7 @@ def test_the_command_line_is_told_where_the_text_is_now(tmp_path, command):
     assert options == {"path": str(text), "unit": "word"} and runs.is_finished(run)
     text.write_text(text.read_text() + "abc")
     with pytest.raises(ValueError, match="data 'text' have changed since the run started"):
-        runs.train(zoo.read_recipe(run).replace(epochs=3), run, verbose=0)
+        zoo.train(zoo.read_recipe(run).replace(epochs=3), run, verbose=0)
 
 
 # Separate sequences, and states that are carried over
@@ -276,7 +276,7 @@ def load_music(monkeypatch, frames):
 def test_frames_of_music_are_counted(tmp_path, monkeypatch):
     rolls = load_music(monkeypatch, frames=(4, 9, 5))
     recipe = zoo.recipe("tcn_jsb", filters=4, depth=2, epochs=1, jit_compile=False)
-    runs.train(recipe, tmp_path / "run", verbose=0)
+    zoo.train(recipe, tmp_path / "run", verbose=0)
     results = evaluate(tmp_path / "run")
     assert results["frames"] == 3 + 8 + 4
     model = runs.load_best(tmp_path / "run")
@@ -296,7 +296,7 @@ def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
         "lru_char_ptb", **options, stopping_min_delta=100.0, dtype_policy="float32",
         data="text", data_options={"path": tmp_path / "text.txt"},
     )  # fmt: skip
-    runs.train(recipe, tmp_path / "run", verbose=0)
+    zoo.train(recipe, tmp_path / "run", verbose=0)
     # Three epochs without a fall; the first has none before it.
     history = read_history(tmp_path / "run" / "history.csv")
     assert len(history) == 4 and runs.is_finished(tmp_path / "run")
@@ -325,11 +325,11 @@ def test_jax_alone(tmp_path):
 import pathlib, sys
 from tests.support.small_runs import tiny_recipe
 from trellis_keras import training, zoo
-from trellis_keras.zoo import run as runs
+from trellis_keras.zoo import evaluation
 folder = pathlib.Path(sys.argv[1])
-runs.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
-runs.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verbose=0)
-print(runs.evaluate(zoo.read_recipe(folder / "run"), folder / "run"))
+zoo.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
+zoo.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verbose=0)
+print(evaluation.evaluate(zoo.read_recipe(folder / "run"), folder / "run"))
 """
     output = run_script(
         source, tmp_path, backend="jax", block=("tensorflow", "tensorflow_datasets", "keras_nlp")
@@ -381,24 +381,24 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
     with small_disk(tmp_path / "disk", "4m") as folder:
         recipe = tiny_recipe(tmp_path)
         run = folder / "run"
-        runs.train(recipe.replace(epochs=1), run, verbose=0)
+        zoo.train(recipe.replace(epochs=1), run, verbose=0)
         # Enough for the records of an epoch, not for its checkpoint.
         fill(folder, leave=(run / "checkpoints/epoch-0001.npz").stat().st_size)
         with pytest.raises(OSError) as error:
-            runs.train(recipe.replace(epochs=2), run, verbose=0)
+            zoo.train(recipe.replace(epochs=2), run, verbose=0)
         told = str(error.value)
         assert (
             NO_SPACE in told and f"The last good state is {run}/checkpoints/epoch-0001.npz." in told
         )
         assert told.endswith(f"resume with: trellis-keras train --output {run}")
         (folder / "filler").unlink()
-        runs.train(zoo.read_recipe(run), run, verbose=0)
+        zoo.train(zoo.read_recipe(run), run, verbose=0)
         assert_same_end(run, tmp_path / "run", 2)
         assert not list(run.rglob(".*"))
         with read_only(run, tmp_path / "read_only") as view:
-            assert runs.evaluate(zoo.read_recipe(view), view)["targets"] == 99
+            assert evaluation.evaluate(zoo.read_recipe(view), view)["targets"] == 99
             with pytest.raises(ValueError, match="The folder .* cannot be written to.*Read-only"):
-                runs.train(recipe, view)
+                zoo.train(recipe, view)
 
 
 def test_diverging_from_the_command_line(tmp_path, refused):
@@ -421,10 +421,10 @@ def test_a_first_step_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("trellis_keras.models.LanguageModel.compute_loss", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
-            runs.train(tiny_recipe(tmp_path), run, verbose=0)
+            zoo.train(tiny_recipe(tmp_path), run, verbose=0)
     assert [path.name for path in run.iterdir()] == ["notes.txt"]
     assert not runs.has_run(run)
-    runs.train(tiny_recipe(tmp_path, depth=4, epochs=1), run, verbose=0)
+    zoo.train(tiny_recipe(tmp_path, depth=4, epochs=1), run, verbose=0)
     assert runs.has_run(run)
 
 

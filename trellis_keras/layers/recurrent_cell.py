@@ -77,6 +77,69 @@ def block_initializer(*initializers: keras.initializers.Initializer) -> Callable
     return initial
 
 
+@keras.saving.register_keras_serializable("trellis_keras")
+class ForgetBias(keras.initializers.Initializer):
+    """Zeros, except for an LSTM's forget gate. Use it with `LSTM(..., unit_forget_bias=False)`.
+
+    Args:
+        value: Float, initial bias of the forget gate.
+
+    Example:
+
+    >>> np.asarray(ForgetBias(5.0)((8,))).tolist()  # input, forget, candidate, output
+    [0.0, 0.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
+        gate = (shape[0] // 4,)
+        values = (0.0, self.value, 0.0, 0.0)
+        return ops.concatenate([ops.full(gate, value, dtype=dtype) for value in values])
+
+    def get_config(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class ChronoBias(keras.initializers.Initializer):
+    """Biases with which an LSTM's units remember for 2 to `longest` steps.
+
+    The forget gates' biases are log(u) with u uniform between 1 and `longest` - 1, the input gates'
+    are their negatives, all others are zero (Tallec & Ollivier 2018, Can Recurrent Neural Networks
+    Warp Time?). Use it with `LSTM(..., unit_forget_bias=False)`.
+
+    Args:
+        longest: Integer above 2, the longest delay in steps, such as the length of the sequences.
+        seed: Seed of the draws. Defaults to None, a new one each time.
+
+    Raises:
+        ValueError: `longest` is 2 or less.
+
+    Example:
+
+    >>> i, f, c, o = np.split(np.asarray(ChronoBias(784, seed=0)((8,))), 4)
+    >>> bool(np.all((0 < f) & (f < np.log(783)) & (i == -f) & (c == 0) & (o == 0)))
+    True
+    """
+
+    def __init__(self, longest: int, seed: int | None = None) -> None:
+        if longest <= 2:
+            raise ValueError(f"`longest` must be above 2. Received: {longest}")
+        self.longest = longest
+        self.seed = seed
+
+    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
+        gate = (shape[0] // 4,)
+        steps = keras.random.uniform(gate, 1, self.longest - 1, dtype=dtype, seed=self.seed)
+        forget, zeros = ops.log(steps), ops.zeros(gate, dtype)
+        return ops.concatenate([-forget, forget, zeros, zeros])
+
+    def get_config(self) -> dict[str, Any]:
+        return {"longest": self.longest, "seed": self.seed}
+
+
 class RecurrentCell(DropoutRNNCell, ConfigMixin):
     """Base class of cells for `keras.layers.RNN`, with the arguments of its layers' cells.
 

@@ -21,7 +21,8 @@ from trellis_keras.layers.checks import check_choice
 from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import Adam, EarlyStopping, ExponentialDecay
-from trellis_keras.zoo.registry import register, sub_seed, with_defaults
+from trellis_keras.zoo.registry import register
+from trellis_keras.zoo.rows import sub_seed, with_defaults
 from trellis_keras.zoo.training_settings import Training, adamw_cycle
 
 __all__ = [

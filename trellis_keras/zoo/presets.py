@@ -64,7 +64,7 @@ def _load(preset):
         run = by_name[name]
         return registry.run_recipe(run.model, run.variant).build(weights="pretrained")
     if name in {run.model for run in runs}:
-        return registry.get_model(name, weights="pretrained")
+        return registry.recipe(name).build(weights="pretrained")
     if name.startswith(_HUGGING_FACE):
         return load_model(_download(name.removeprefix(_HUGGING_FACE)))
     folder = pathlib.Path(preset).expanduser()

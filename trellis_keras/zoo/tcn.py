@@ -1,12 +1,11 @@
-"""The TCN paper's models (Bai et al. 2018): its TCNs, and the LSTM, GRU and RNN baselines."""
+"""The TCNs of Bai et al. 2018."""
 
 import functools
 from typing import Any
 
 import keras
-from keras import ops
 
-from trellis_keras.layers import TCN, DenseHead, Dropout, StackedRNN
+from trellis_keras.layers import TCN
 from trellis_keras.layers.checks import check_choice
 from trellis_keras.models import (
     DigitsRecalled,
@@ -16,33 +15,25 @@ from trellis_keras.models import (
     SequenceRegressor,
 )
 from trellis_keras.training import SGD, Adam, PlateauDecay, RMSprop, StepDecay
-from trellis_keras.types import Tensor
-from trellis_keras.zoo.registry import like, register, sub_seed, with_defaults
+from trellis_keras.zoo.registry import register
+from trellis_keras.zoo.rows import like, sub_seed
 from trellis_keras.zoo.training_settings import Training, adamw_cycle, one_cycle
 from trellis_keras.zoo.trellisnet import adaptive_softmax
 
 __all__ = [
-    "tcn_adding", "lstm_adding", "gru_adding", "rnn_adding",
-    "tcn_copy_memory", "lstm_copy_memory", "gru_copy_memory", "rnn_copy_memory",
-    "tcn_seq_mnist", "lstm_seq_mnist", "gru_seq_mnist", "rnn_seq_mnist",
-    "tcn_permuted_mnist", "lstm_permuted_mnist", "gru_permuted_mnist", "rnn_permuted_mnist",
-    "tcn_jsb", "lstm_jsb", "gru_jsb", "rnn_jsb",
-    "tcn_nottingham", "lstm_nottingham", "gru_nottingham", "rnn_nottingham",
-    "tcn_ptb", "lstm_ptb", "gru_ptb", "rnn_ptb",
-    "tcn_char_ptb", "lstm_char_ptb", "gru_char_ptb", "rnn_char_ptb",
-    "tcn_text8", "lstm_text8", "gru_text8", "rnn_text8",
-    "tcn_wt103", "tcn_lambada",
+    "tcn_adding", "tcn_copy_memory", "tcn_seq_mnist", "tcn_permuted_mnist", "tcn_jsb",
+    "tcn_nottingham", "tcn_ptb", "tcn_char_ptb", "tcn_text8", "tcn_wt103", "tcn_lambada",
 ]  # fmt: skip
 
 # Data of each benchmark, shared by all its models
 
-_ADDING: dict[str, Any] = {
+ADDING: dict[str, Any] = {
     "data": "adding",
     "data_options": {"T": 600},
     "metric": "mse",
     "channels": 2,
 }
-_COPY_MEMORY: dict[str, Any] = {
+COPY_MEMORY: dict[str, Any] = {
     "data": "copy_memory",
     "data_options": {"T": 1000},
     "metric": "cross_entropy",
@@ -52,28 +43,28 @@ _COPY_MEMORY: dict[str, Any] = {
         DigitsRecalled(),
     ],
 }
-_SEQ_MNIST: dict[str, Any] = {"data": "seq_mnist", "metric": "accuracy", "channels": 1}
-_PERMUTED_MNIST: dict[str, Any] = {"data": "permuted_mnist", "metric": "accuracy", "channels": 1}
-_JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
-_NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
-_PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity"}
-_CHAR_PTB: dict[str, Any] = {"data": "char_ptb", "metric": "bpc"}
-_TEXT8: dict[str, Any] = {"data": "text8", "metric": "bpc"}
+SEQ_MNIST: dict[str, Any] = {"data": "seq_mnist", "metric": "accuracy", "channels": 1}
+PERMUTED_MNIST: dict[str, Any] = {"data": "permuted_mnist", "metric": "accuracy", "channels": 1}
+JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
+NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
+PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity"}
+CHAR_PTB: dict[str, Any] = {"data": "char_ptb", "metric": "bpc"}
+TEXT8: dict[str, Any] = {"data": "text8", "metric": "bpc"}
 
 
 # Training, with the batches and schedule of each benchmark
 
 
-def _on_adding(clip_norm=None):
+def on_adding(clip_norm=None):
     return Training(optimizer=Adam(2e-3, clip_norm=clip_norm), batch_size=32, epochs=10)
 
 
-def _on_copy_memory():
+def on_copy_memory():
     # Table 3 says "RMSprop/Adam" for the recurrent networks, without a rate: they use the TCN's.
     return Training(optimizer=RMSprop(5e-4, clip_norm=1.0), batch_size=32, epochs=50)
 
 
-def _on_mnist(optimizer):
+def on_mnist(optimizer):
     decay = StepDecay(epochs=(10,), factor=0.1)
     return Training(optimizer=optimizer, schedule=decay, batch_size=64, epochs=20)
 
@@ -82,7 +73,7 @@ def _worst_of_three():
     return PlateauDecay(factor=0.1, rule="worst_of_last", window=3, strict=True, verbose=1)
 
 
-def _on_music(learning_rate, clip_norm):
+def on_music(learning_rate, clip_norm):
     return Training(
         optimizer=Adam(learning_rate, clip_norm=clip_norm),
         schedule=_worst_of_three(),
@@ -95,7 +86,7 @@ _WORD_SEGMENTS: dict[str, Any] = {"sequence_length": 80, "context_length": 40}
 _CHAR_SEGMENTS: dict[str, Any] = {"sequence_length": 400, "context_length": 80}
 
 
-def _on_words(learning_rate, clip_norm, batch_size=16, **segments):
+def on_words(learning_rate, clip_norm, batch_size=16, **segments):
     return Training(
         optimizer=SGD(learning_rate, clip_norm=clip_norm),
         schedule=PlateauDecay(factor=0.5, rule="worst_of_last", window=5, strict=False, verbose=1),
@@ -105,7 +96,7 @@ def _on_words(learning_rate, clip_norm, batch_size=16, **segments):
     )
 
 
-def _on_characters(learning_rate, clip_norm):
+def on_characters(learning_rate, clip_norm):
     return Training(
         optimizer=Adam(learning_rate, clip_norm=clip_norm),
         schedule=_worst_of_three(),
@@ -118,15 +109,15 @@ def _on_characters(learning_rate, clip_norm):
 # `setting="fast"`: one cycle of the learning rate, mostly by AdamW.
 
 
-def _fast_synthetic(epochs, warmup_steps, decay_steps):
+def fast_synthetic(epochs, warmup_steps, decay_steps):
     rate = one_cycle(2e-3, warmup_steps=warmup_steps, decay_steps=decay_steps)
     return Training(optimizer=Adam(rate, clip_norm=1.0), batch_size=32, epochs=epochs)
 
 
-_fast_adding = functools.partial(_fast_synthetic, 25, 1_500, 37_575)  # 1,563 steps an epoch
-_fast_copy_memory = functools.partial(_fast_synthetic, 50, 600, 15_050)  # 313 steps an epoch
-_fast = functools.partial(adamw_cycle, weight_decay=0.02, clip_norm=1.0)
-_fast_music = functools.partial(_fast, clip_norm=0.4, batch_size=4, note_dropout=0.1)
+fast_adding = functools.partial(fast_synthetic, 25, 1_500, 37_575)  # 1,563 steps an epoch
+fast_copy_memory = functools.partial(fast_synthetic, 50, 600, 15_050)  # 313 steps an epoch
+fast_cycle = functools.partial(adamw_cycle, weight_decay=0.02, clip_norm=1.0)
+_fast_music = functools.partial(fast_cycle, clip_norm=0.4, batch_size=4, note_dropout=0.1)
 
 
 # Heads, shared by all models of a benchmark
@@ -142,27 +133,27 @@ def _torch_head(seed):
     return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5))
 
 
-def _sum(backbone, seed):
+def adding_head(backbone, seed):
     return SequenceRegressor(backbone, kernel_initializer=_small_head(seed), seed=seed)
 
 
-def _copy(backbone, seed):
+def copy_head(backbone, seed):
     return SequenceClassifier(
         backbone, num_classes=10, per_step=True, kernel_initializer=_small_head(seed), seed=seed
     )
 
 
-def _digit(backbone, seed):
+def digit_head(backbone, seed):
     return SequenceClassifier(
         backbone, num_classes=10, kernel_initializer=_torch_head(seed), seed=seed
     )
 
 
-def _music(backbone, seed):
+def music_head(backbone, seed):
     return PolyphonicModel(backbone, kernel_initializer=_torch_head(seed), seed=seed)
 
 
-_OF_LAST_STEP = (_sum, _digit)
+OF_LAST_STEP = (adding_head, digit_head)
 
 
 # TCNs of whole sequences
@@ -186,15 +177,15 @@ def _tcn(
         dropout=dropout,
         dropout_kind=dropout_kind,
         activation=activation,
-        return_sequences=head not in _OF_LAST_STEP,
+        return_sequences=head not in OF_LAST_STEP,
         seed=sub_seed(seed, 10),
         name="tcn",
     )
     return head(backbone, seed)
 
 
-@register(**_ADDING, training=_on_adding, fast=_fast_adding)
-@like(_tcn, {"head": _sum})
+@register(**ADDING, training=on_adding, fast=fast_adding)
+@like(_tcn, {"head": adding_head})
 def tcn_adding() -> None:
     """TCN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -227,8 +218,8 @@ def tcn_adding() -> None:
     """
 
 
-@register(**_COPY_MEMORY, training=_on_copy_memory, fast=_fast_copy_memory)
-@like(_tcn, {"head": _copy}, filters=10, dropout=0.05)
+@register(**COPY_MEMORY, training=on_copy_memory, fast=fast_copy_memory)
+@like(_tcn, {"head": copy_head}, filters=10, dropout=0.05)
 def tcn_copy_memory() -> None:
     """TCN on copy memory, T=1000, 12.5K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -248,13 +239,13 @@ def tcn_copy_memory() -> None:
 
 
 @register(
-    **_SEQ_MNIST,
-    training=lambda: _on_mnist(Adam(2e-3)),
-    fast=lambda: _fast(  # 860 steps an epoch
+    **SEQ_MNIST,
+    training=lambda: on_mnist(Adam(2e-3)),
+    fast=lambda: fast_cycle(  # 860 steps an epoch
         4e-3, batch_size=64, epochs=20, shift=1, warmup_steps=1_700, decay_steps=15_500
     ),
 )
-@like(_tcn, {"head": _digit}, kernel_size=7, filters=25)
+@like(_tcn, {"head": digit_head}, kernel_size=7, filters=25)
 def tcn_seq_mnist() -> None:
     """TCN on sequential MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -268,7 +259,7 @@ def tcn_seq_mnist() -> None:
     """
 
 
-@register(**_PERMUTED_MNIST, training=lambda: _on_mnist(Adam(2e-3)))
+@register(**PERMUTED_MNIST, training=lambda: on_mnist(Adam(2e-3)))
 @like(tcn_seq_mnist)
 def tcn_permuted_mnist() -> None:
     """TCN on permuted MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
@@ -281,13 +272,13 @@ def tcn_permuted_mnist() -> None:
 
 
 @register(
-    **_JSB,
-    training=lambda: _on_music(2e-3, clip_norm=0.4),
+    **JSB,
+    training=lambda: on_music(2e-3, clip_norm=0.4),
     fast=lambda: _fast_music(  # 59 steps an epoch
         8e-3, epochs=140, transpose=0.3, warmup_steps=800, decay_steps=7_460
     ),
 )
-@like(_tcn, {"head": _music}, kernel_size=3, depth=2, filters=150, dropout=0.5)
+@like(_tcn, {"head": music_head}, kernel_size=3, depth=2, filters=150, dropout=0.5)
 def tcn_jsb() -> None:
     """TCN on JSB Chorales, 270K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -300,8 +291,8 @@ def tcn_jsb() -> None:
 
 
 @register(
-    **_NOTTINGHAM,
-    training=lambda: _on_music(2e-3, clip_norm=0.4),
+    **NOTTINGHAM,
+    training=lambda: on_music(2e-3, clip_norm=0.4),
     fast=lambda: _fast_music(  # 174 steps an epoch
         4e-3, epochs=40, warmup_steps=700, decay_steps=6_260
     ),
@@ -321,8 +312,8 @@ def tcn_nottingham() -> None:
 
 
 @register(
-    **_PTB,
-    training=lambda: _on_words(4.0, clip_norm=0.4),
+    **PTB,
+    training=lambda: on_words(4.0, clip_norm=0.4),
     fast=lambda: Training(  # 1,453 steps an epoch
         optimizer=SGD(one_cycle(4.0, warmup_steps=1_453, decay_steps=56_667), clip_norm=0.4),
         batch_size=16,
@@ -389,7 +380,7 @@ def tcn_ptb(
     return _tcn(head, kernel_size, depth, widths, dropout, dropout_kind, activation, seed)
 
 
-@register(data="wt103", metric="perplexity", training=lambda: _on_words(4.0, clip_norm=0.4))
+@register(data="wt103", metric="perplexity", training=lambda: on_words(4.0, clip_norm=0.4))
 @like(
     tcn_ptb,
     depth=5,
@@ -414,7 +405,7 @@ def tcn_wt103() -> None:
 @register(
     data="lambada",
     metric="perplexity",
-    training=lambda: _on_words(
+    training=lambda: on_words(
         4.0, clip_norm=0.4, batch_size=20, sequence_length=100, context_length=50
     ),
 )
@@ -446,8 +437,8 @@ def tcn_lambada() -> None:
 
 
 @register(
-    **_CHAR_PTB,
-    training=lambda: _on_characters(2e-3, clip_norm=0.15),
+    **CHAR_PTB,
+    training=lambda: on_characters(2e-3, clip_norm=0.15),
     fast=lambda: adamw_cycle(  # 495 steps an epoch
         4e-3,
         weight_decay=0.01,
@@ -480,7 +471,7 @@ def tcn_char_ptb() -> None:
     """
 
 
-@register(**_TEXT8, training=lambda: _on_characters(2e-3, clip_norm=0.15))
+@register(**TEXT8, training=lambda: on_characters(2e-3, clip_norm=0.15))
 @like(tcn_char_ptb, kernel_size=2, depth=5, filters=520, vocabulary_size=27)
 def tcn_text8() -> None:
     """TCN on text8, 4.1M parameters (Bai et al. 2018, Tables 1 and 2).
@@ -491,426 +482,3 @@ def tcn_text8() -> None:
 
     Arguments as in `tcn_ptb`.
     """
-
-
-# Recurrent baselines
-#
-# Table 3 has the LSTM's settings. Data, batches, epochs and schedule are those of the TCN on the
-# same benchmark. Text is read in overlapping segments, without carried states.
-
-
-@keras.saving.register_keras_serializable("trellis_keras")
-class ForgetBias(keras.initializers.Initializer):
-    """Zeros, except for an LSTM's forget gate. Use it with `LSTM(..., unit_forget_bias=False)`.
-
-    Args:
-        value: Float, initial bias of the forget gate.
-
-    Example:
-
-    >>> np.asarray(ForgetBias(5.0)((8,))).tolist()  # input, forget, candidate, output
-    [0.0, 0.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]
-    """
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
-        gate = (shape[0] // 4,)
-        values = (0.0, self.value, 0.0, 0.0)
-        return ops.concatenate([ops.full(gate, value, dtype=dtype) for value in values])
-
-    def get_config(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-
-@keras.saving.register_keras_serializable("trellis_keras")
-class ChronoBias(keras.initializers.Initializer):
-    """Biases with which an LSTM's units remember for 2 to `longest` steps.
-
-    The forget gates' biases are log(u) with u uniform between 1 and `longest` - 1, the input gates'
-    are their negatives, all others are zero (Tallec & Ollivier 2018, Can Recurrent Neural Networks
-    Warp Time?). Use it with `LSTM(..., unit_forget_bias=False)`.
-
-    Args:
-        longest: Integer above 2, the longest delay in steps, such as the length of the sequences.
-        seed: Seed of the draws. Defaults to None, a new one each time.
-
-    Raises:
-        ValueError: `longest` is 2 or less.
-
-    Example:
-
-    >>> i, f, c, o = np.split(np.asarray(ChronoBias(784, seed=0)((8,))), 4)
-    >>> bool(np.all((0 < f) & (f < np.log(783)) & (i == -f) & (c == 0) & (o == 0)))
-    True
-    """
-
-    def __init__(self, longest: int, seed: int | None = None) -> None:
-        if longest <= 2:
-            raise ValueError(f"`longest` must be above 2. Received: {longest}")
-        self.longest = longest
-        self.seed = seed
-
-    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
-        gate = (shape[0] // 4,)
-        steps = keras.random.uniform(gate, 1, self.longest - 1, dtype=dtype, seed=self.seed)
-        forget, zeros = ops.log(steps), ops.zeros(gate, dtype)
-        return ops.concatenate([-forget, forget, zeros, zeros])
-
-    def get_config(self) -> dict[str, Any]:
-        return {"longest": self.longest, "seed": self.seed}
-
-
-def _gate_bias(forget_bias, steps, seed):
-    """Returns the initializer of an LSTM's biases."""
-    if forget_bias == "chrono" and steps is not None:
-        return ChronoBias(steps, seed)
-    if isinstance(forget_bias, str):
-        chrono = "" if steps is None else ' or "chrono"'
-        raise ValueError(f"`forget_bias` must be a number{chrono}. Received: {forget_bias!r}")
-    return ForgetBias(forget_bias)
-
-
-def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, head=None):
-    """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout.
-
-    `steps` is the length of the sequences for `forget_bias="chrono"`.
-    """
-    stack = []
-    for i in range(layers):
-        options = {
-            "return_sequences": True,
-            "return_state": True,
-            "kernel_initializer": keras.initializers.GlorotUniform(sub_seed(seed, 200 + i)),
-            "recurrent_initializer": keras.initializers.Orthogonal(seed=sub_seed(seed, 300 + i)),
-            "name": f"{cell}_{i + 1}",
-        }
-        if cell == "gru":
-            stack.append(keras.layers.GRU(hidden_units, reset_after=True, **options))
-        elif cell == "rnn":
-            stack.append(keras.layers.SimpleRNN(hidden_units, **options))
-        else:
-            bias = _gate_bias(forget_bias, steps, sub_seed(seed, 400 + i))
-            options |= {"unit_forget_bias": False, "bias_initializer": bias}
-            stack.append(keras.layers.LSTM(hidden_units, **options))
-        stack.append(Dropout(dropout, seed=sub_seed(seed, 100 + i)))
-    return StackedRNN(stack, return_sequences=head not in _OF_LAST_STEP, name="recurrent")
-
-
-def _of_sequences(
-    cell,
-    head,
-    steps,
-    layers: int = 1,
-    hidden_units: int = 130,
-    dropout: float = 0.0,
-    forget_bias: float | str = 1.0,
-    seed: int | None = 0,
-) -> keras.Model:
-    """A head on the recurrent layers."""
-    backbone = _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps, head)
-    return head(backbone, seed)
-
-
-def _of_text(
-    cell,
-    tie_embeddings,
-    layers: int = 2,
-    hidden_units: int = 600,
-    embedding_dim: int = 120,
-    dropout: float = 0.1,
-    forget_bias: float = 1.0,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """A language model of the recurrent layers."""
-    head = None
-    if not tie_embeddings:
-        kernel = keras.initializers.RandomUniform(-0.1, 0.1, seed=sub_seed(seed, 5))
-        head = DenseHead(vocabulary_size, kernel_initializer=kernel, name="head")
-    return LanguageModel(
-        vocabulary_size,
-        embedding_dim,
-        _stack(cell, layers, hidden_units, dropout, forget_bias, seed),
-        head=head,
-        tie_embeddings=tie_embeddings,
-        embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed),
-        seed=seed,
-    )
-
-
-def _baselines(
-    task,
-    words,
-    lstm_doc,
-    *,
-    fixed,
-    lstm,
-    gru,
-    rnn,
-    fast=(None, None, None),
-    fast_forget_bias=None,
-    builder=_of_sequences,
-    **entry,
-):
-    """Registers the LSTM, GRU and RNN of a benchmark, and returns their functions.
-
-    Args:
-        task, words: The benchmark in the names of the models, and in their docstrings.
-        fixed: {argument: value} of the builder's arguments that the models do not take.
-        lstm: {argument: default} of the LSTM where it differs from the builder's.
-        gru, rnn: (number of parameters, {argument: default} where it differs from the LSTM's).
-        fast: `Training` of `setting="fast"` for each of the three cells, or None.
-        fast_forget_bias: `forget_bias` of the LSTM with `setting="fast"`. Defaults to the same.
-    """
-    bias = {} if fast_forget_bias is None else {"forget_bias": fast_forget_bias}
-    made = with_defaults(builder, f"lstm_{task}", lstm_doc, {"cell": "lstm", **fixed}, **lstm)
-    functions = [register(**entry, fast=fast[0], fast_arguments=bias)(made)]
-    for cell, (size, widths), training in (("gru", gru, fast[1]), ("rnn", rnn, fast[2])):
-        doc = f"""{cell.upper()} on {words}, {size} parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-
-    Arguments as in `lstm_{task}`.
-    """
-        given = {"cell": cell, **fixed, "forget_bias": None}
-        defaults = {k: v for k, v in {**lstm, **widths}.items() if k != "forget_bias"}
-        made = with_defaults(builder, f"{cell}_{task}", doc, given, **defaults)
-        functions.append(register(**entry, fast=training)(made))
-    return functions
-
-
-lstm_adding, gru_adding, rnn_adding = _baselines(
-    "adding",
-    "the adding problem, T=600",
-    """LSTM on the adding problem, T=600, 69K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 70K, which takes 131 units. Table 3 has two other networks, without published
-    results: `layers=2, hidden_units=77` (72,458 parameters), clipped at 50, for T=200 with
-    `forget_bias=5.0` and SGD with rate 1e-3, for T=400 with `forget_bias=10.0`.
-
-    Args:
-        layers: Positive integer, number of recurrent layers.
-        hidden_units: Positive integer, units of each layer.
-        dropout: Element-wise dropout rate of each layer's outputs.
-        forget_bias: Initial bias of the forget gate, or `"chrono"`: biases with which the units
-            remember for 2 to 600 steps, see `ChronoBias`.
-        **: As in `tcn_adding`.
-
-    Returns:
-        A compiled `SequenceRegressor`.
-    """,
-    fixed={"head": _sum, "steps": 600},
-    lstm={},
-    gru=("70K", {"hidden_units": 151}),
-    rnn=("70K", {"hidden_units": 263}),
-    fast=(functools.partial(_fast_synthetic, 10, 1_500, 14_130), _fast_adding, None),
-    **_ADDING,
-    training=lambda: _on_adding(clip_norm=5.0),
-)
-
-
-lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
-    "copy_memory",
-    "copy memory, T=1000",
-    """LSTM on copy memory, T=1000, 11K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 16K, which takes 61 units. Table 3 has two other networks, without published
-    results: for T=500 the same network, clipped at 0.25, for T=2000 `layers=3, hidden_units=28`
-    (16,418 parameters).
-
-    Arguments as in `lstm_adding`; `"chrono"` is for 1,020 steps.
-    """,
-    fixed={"head": _copy, "steps": 1_020},
-    lstm={"hidden_units": 50, "dropout": 0.05},
-    gru=("16K", {"hidden_units": 70}),
-    rnn=("16K", {"hidden_units": 121}),
-    fast=(_fast_copy_memory, None, None),
-    **_COPY_MEMORY,
-    training=_on_copy_memory,
-)
-
-
-def _fast_mnist(peak):
-    return _fast(  # 860 steps an epoch
-        peak, batch_size=64, epochs=12, warmup_steps=430, decay_steps=9_890
-    )
-
-
-def _fast_rnn_mnist():
-    return _fast(3e-4, batch_size=64, epochs=2, warmup_steps=430, decay_steps=1_290)
-
-
-lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
-    "seq_mnist",
-    "sequential MNIST",
-    """LSTM on sequential MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    The settings are Table 3's. The fast recipe has `forget_bias="chrono"`.
-
-    Arguments as in `lstm_adding`.
-    """,
-    fixed={"head": _digit, "steps": 28 * 28},
-    lstm={},
-    gru=("70K", {"hidden_units": 150}),
-    rnn=("70K", {"hidden_units": 259}),
-    fast=(lambda: _fast_mnist(2e-3), None, _fast_rnn_mnist),
-    fast_forget_bias="chrono",
-    **_SEQ_MNIST,
-    training=lambda: _on_mnist(RMSprop(1e-3, clip_norm=1.0)),
-)
-
-
-lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
-    "permuted_mnist",
-    "permuted MNIST",
-    """LSTM on permuted MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    The settings are Table 3's. The fast recipe has `forget_bias=1`, with which the network learns
-    sooner than with the table's 10.
-
-    Arguments as in `lstm_adding`.
-    """,
-    fixed={"head": _digit, "steps": 28 * 28},
-    lstm={"forget_bias": 10.0},
-    gru=("70K", {"hidden_units": 150}),
-    rnn=("70K", {"hidden_units": 259}),
-    fast=(lambda: _fast_mnist(5e-3), lambda: _fast_mnist(2e-3), _fast_rnn_mnist),
-    fast_forget_bias=1.0,
-    **_PERMUTED_MNIST,
-    training=lambda: _on_mnist(RMSprop(1e-3, clip_norm=1.0)),
-)
-
-
-# One piece per batch: these networks need over a thousand steps before they learn anything.
-_fast_recurrent_jsb = functools.partial(
-    _fast, batch_size=1, transpose=0.3, note_dropout=0.1, warmup_steps=1_000
-)
-
-lstm_jsb, gru_jsb, rnn_jsb = _baselines(
-    "jsb",
-    "JSB Chorales",
-    """LSTM on JSB Chorales, 570K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 300K, which takes 141 units: Tables 1 and 3 are inconsistent. The settings are
-    Table 3's.
-
-    Arguments as in `lstm_adding`, but `forget_bias` is a number.
-    """,
-    fixed={"head": _music, "steps": None},
-    lstm={"layers": 2, "hidden_units": 200, "dropout": 0.2, "forget_bias": 10.0},
-    gru=("300K", {"hidden_units": 163}),
-    rnn=("300K", {"hidden_units": 288}),
-    fast=(
-        lambda: _fast_recurrent_jsb(2e-3, epochs=120, decay_steps=26_480),
-        lambda: _fast_recurrent_jsb(2e-3, epochs=50, decay_steps=10_450),
-        lambda: _fast_recurrent_jsb(7e-4, epochs=50, decay_steps=10_450),
-    ),
-    **_JSB,
-    # "SGD/Adam" without a rate: the paper's Adam.
-    training=lambda: _on_music(2e-3, clip_norm=1.0),
-)
-
-
-# One piece per batch: on JAX and a CPU, a step takes a fifth of the time of one with four pieces.
-_fast_recurrent_nottingham = functools.partial(  # 694 steps an epoch
-    _fast, batch_size=1, note_dropout=0.1, warmup_steps=1_000
-)
-
-lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
-    "nottingham",
-    "Nottingham",
-    """LSTM on Nottingham, 1.22M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 1M, which takes 448 units. This is the smaller network of Table 3's two rows; the
-    other has 3 layers of 280 units (1,694,648 parameters), clipped at 0.5.
-
-    Arguments as in `lstm_adding`, but `forget_bias` is a number.
-    """,
-    fixed={"head": _music, "steps": None},
-    lstm={"hidden_units": 500, "dropout": 0.1},
-    gru=("1M", {"hidden_units": 521}),
-    rnn=("1M", {"hidden_units": 915}),
-    fast=(
-        lambda: _fast_recurrent_nottingham(3e-3, epochs=30, decay_steps=19_820),
-        # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at constant 1e-3, which still improve.
-        lambda: _fast_recurrent_nottingham(1e-3, epochs=100, decay_steps=68_400),
-        lambda: _fast_recurrent_nottingham(4e-4, epochs=50, decay_steps=33_700),
-    ),
-    **_NOTTINGHAM,
-    training=lambda: _on_music(4e-3, clip_norm=1.0),
-)
-
-
-lstm_ptb, gru_ptb, rnn_ptb = _baselines(
-    "ptb",
-    "word-level Penn Treebank",
-    """LSTM on word-level Penn Treebank, 18.8M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 13M, which takes 556 units: Tables 1 and 3 are inconsistent. The settings are
-    Table 3's.
-
-    Args:
-        embedding_dim: Positive integer, width of the embedding. Must equal `hidden_units`, because
-            the output matrix is tied to the embedding.
-        forget_bias: Initial bias of the forget gate.
-        **: As in `lstm_adding` and `tcn_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
-    """,
-    fixed={"tie_embeddings": True},
-    lstm={
-        "layers": 3,
-        "hidden_units": 700,
-        "embedding_dim": 700,
-        "dropout": 0.4,
-        "vocabulary_size": 10_000,
-    },
-    gru=("13M", {"hidden_units": 616, "embedding_dim": 616}),
-    rnn=("13M", {"hidden_units": 858, "embedding_dim": 858}),
-    builder=_of_text,
-    **_PTB,
-    training=lambda: _on_words(30.0, clip_norm=0.3),
-)
-
-
-lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
-    "char_ptb",
-    "character-level Penn Treebank",
-    """LSTM on character-level Penn Treebank, 4.65M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 3M, which takes 478 units: Tables 1 and 3 are inconsistent. The settings are
-    Table 3's.
-
-    Arguments as in `lstm_ptb`.
-    """,
-    fixed={"tie_embeddings": False},
-    lstm={},
-    gru=("3M", {"hidden_units": 554}),
-    rnn=("3M", {"hidden_units": 971}),
-    builder=_of_text,
-    **_CHAR_PTB,
-    training=lambda: _on_characters(2e-3, clip_norm=0.5),
-)
-
-
-lstm_text8, gru_text8, rnn_text8 = _baselines(
-    "text8",
-    "text8",
-    """LSTM on text8, 4.72M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 4.6M and 5M (1010 and 1056 units). The settings are Table 3's; its embedding is that
-    of character-level Penn Treebank.
-
-    Arguments as in `lstm_ptb`.
-    """,
-    fixed={"tie_embeddings": False},
-    lstm={"layers": 1, "hidden_units": 1024, "dropout": 0.15, "vocabulary_size": 27},
-    gru=("4.6M", {"hidden_units": 1174}),
-    rnn=("4.6M", {"hidden_units": 2071}),
-    builder=_of_text,
-    **_TEXT8,
-    training=lambda: _on_characters(1e-2, clip_norm=0.5),
-)

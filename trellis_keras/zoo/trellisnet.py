@@ -5,7 +5,8 @@ import keras
 from trellis_keras.layers import AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.training import SGD, Adam, GrowingDepth, PlateauDecay, StepDecay
-from trellis_keras.zoo.registry import like, register, sub_seed
+from trellis_keras.zoo.registry import register
+from trellis_keras.zoo.rows import like, sub_seed
 from trellis_keras.zoo.training_settings import Training, adamw_cycle
 
 __all__ = [

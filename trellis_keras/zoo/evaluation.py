@@ -1,18 +1,82 @@
-"""Language models that adapt to the text they read at test time, without further training.
-
-Hyper-parameters are chosen on the start of the validation part; the test part is scored once.
-"""
+"""Evaluates models on a split, as they are or while they adapt to the text that they read."""
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
+from trellis_keras.layers.checks import check_choice
 from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
 from trellis_keras.scoring import METRICS
-from trellis_keras.zoo.datasets import Dataset
-from trellis_keras.zoo.recipe import Recipe
+from trellis_keras.zoo.datasets.registry import SPLITS, Dataset
+from trellis_keras.zoo.registry import Recipe
+from trellis_keras.zoo.run import load_best
+
+_LOSSES = ("mse", "cross_entropy", "frame_nll")  # published figures that are the loss
+
+
+def evaluate(
+    recipe: Recipe,
+    model: keras.Model | str | os.PathLike,
+    split: str = "test",
+    *,
+    target_counting: str = "all",
+    loaded: Dataset | None = None,
+    verbose: str | int = 0,
+) -> dict[str, float]:
+    """Evaluates the best model of a run, or another model of its recipe.
+
+    Args:
+        recipe: The run's recipe, see `zoo.read_recipe`. `data_dir` may differ.
+        model: The run's folder, or a model, which is compiled by the recipe.
+        split: `"train"`, `"valid"` or `"test"`.
+        target_counting: For text: `"all"` counts each target once, `"original"` follows the
+            authors' code, see `data.TokenStream`.
+        loaded: The result of `recipe.load_data()`. Defaults to None, which loads the data.
+        verbose: As in `keras.Model.evaluate`.
+
+    Returns:
+        A dict of the metrics, including the published one, and the number of items that they
+        average over: `targets` for text, `frames` for music, otherwise `sequences`.
+
+    Raises:
+        ValueError: An unknown split or counting, changed data, or a damaged file.
+        FileNotFoundError: There is no run, it has not finished an epoch, or the data are missing.
+    """
+    check_choice("split", split, SPLITS)
+    model = model if isinstance(model, keras.Model) else load_best(model)
+    recipe.compile(model)
+    loaded = recipe.load_data() if loaded is None else loaded
+    stream = recipe.batches(getattr(loaded, split), target_counting)
+    results = model.evaluate(stream, return_dict=True, verbose=verbose)
+    if recipe.metric in _LOSSES:
+        results.setdefault(recipe.metric, results["loss"])
+    elif recipe.metric not in results:
+        raise ValueError(f"{recipe.name} has no metric {recipe.metric!r}. Received: {[*results]}")
+    for kind in ("targets", "frames", "sequences"):
+        if hasattr(stream, f"{kind}_counted"):
+            return {**results, kind: getattr(stream, f"{kind}_counted")}
+    return results
+
+
+def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:
+    """Returns inputs from the whole training data, for quantization in `export`.
+
+    An array (rows, steps, channels), or tokens (rows, steps) for text, with at most `rows` rows.
+    """
+    stream = recipe.batches(recipe.load_data().train)
+    places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
+    batches = [stream[int(place)][0] for place in places]
+    steps = min(x.shape[1] for x in batches)
+    # A row of a text's batches is always from the same part of the text.
+    return np.stack([x[i % len(x), :steps] for i, x in enumerate(batches)])
+
+
+# Adapting at test time, without further training. Hyper-parameters are chosen on the start of the
+# validation split; the other split is scored once.
 
 _CHOICE_TOKENS = 20_000  # of the validation split
 _STATISTICS_BATCHES = 100  # of the training split, for the rule "rms"

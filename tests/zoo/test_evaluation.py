@@ -9,7 +9,7 @@ import pytest
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import TCN
 from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
-from trellis_keras.zoo import adapting
+from trellis_keras.zoo import evaluation
 
 
 def test_climbing_leaves_settings_that_diverge():
@@ -17,17 +17,17 @@ def test_climbing_leaves_settings_that_diverge():
 
     def loss_of(value):
         tried.append(value)
-        return adapting._finite((np.log(value) - np.log(0.01)) ** 2 if value < 0.1 else np.nan)
+        return evaluation._finite((np.log(value) - np.log(0.01)) ** 2 if value < 0.1 else np.nan)
 
-    assert adapting._climb(loss_of, 1.0) == pytest.approx(1 / 81)
+    assert evaluation._climb(loss_of, 1.0) == pytest.approx(1 / 81)
     assert tried == pytest.approx([1, 1 / 3, 1 / 9, 1 / 27, 1 / 81, 1 / 243])
-    assert adapting._finite(np.float32(2)) == 2
+    assert evaluation._finite(np.float32(2)) == 2
 
 
 @pytest.fixture
 def few_trials(monkeypatch):
-    monkeypatch.setattr(adapting, "_climb", lambda loss, start: min((start, 3 * start), key=loss))
-    monkeypatch.setattr(adapting, "_SIZES", (20,))
+    monkeypatch.setattr(evaluation, "_climb", lambda loss, start: min((start, 3 * start), key=loss))
+    monkeypatch.setattr(evaluation, "_SIZES", (20,))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def best_of(lines):
 @pytest.mark.usefixtures("few_trials")
 def test_the_cache(trained):
     lines = []
-    found = adapting.evaluate_cache(*trained, show=lines.append)
+    found = evaluation.evaluate_cache(*trained, show=lines.append)
     _, model, loaded = trained
     neural = NeuralCache(model, found["size"], found["theta"], found["mix"])
     assert found["loss"] == pytest.approx(neural.evaluate(loaded.test)["loss"])
@@ -64,7 +64,7 @@ def test_the_cache(trained):
 def test_dynamic_evaluation(trained):
     lines = []
     recipe, model, loaded = trained
-    found = adapting.evaluate_dynamic(recipe, model, loaded, "valid", lines.append)
+    found = evaluation.evaluate_dynamic(recipe, model, loaded, "valid", lines.append)
     assert found["valid"] == found["bpc"] == pytest.approx(best_of(lines), abs=1e-4)
     settings = {name: found[name] for name in ("learning_rate", "decay", "rule", "segment_length")}
     dynamic = DynamicEvaluation(model, **settings)
