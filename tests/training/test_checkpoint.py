@@ -239,7 +239,15 @@ def test_wrong_arguments(tmp_path):
 
 
 class Batches(keras.utils.PyDataset):
-    """Eight batches of `data`."""
+    """Eight batches of `data`, which count the epochs that they have seen."""
+
+    begun = ended = 0
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
 
     def __len__(self):
         return 8
@@ -249,13 +257,17 @@ class Batches(keras.utils.PyDataset):
 
 
 class Killed(keras.callbacks.Callback):
-    """Ends a process in the sixth batch of the second epoch."""
+    """Ends a process in the second epoch, after a batch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.place = 1, batch
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if (self.epoch, batch) == (1, 4):
+        if (self.epoch, batch) == self.place:
             raise InterruptedError
 
 
@@ -264,33 +276,35 @@ def fit_on(stream, model, epochs, *callbacks):
 
 
 @pytest.mark.both_backends
-def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("batch", [4, 7])  # the last one, after which validation follows
+def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monkeypatch, batch):
     def model():
         model = make_model()
         model.compile(Adam(0.05), loss="mse", metrics=["mae"], run_eagerly=True)
         return model
 
     whole = model()
-    history = fit_on(Batches(), whole, 3, Checkpoint(tmp_path / "whole"))
+    history = fit_on(Batches(), whole, 3, StepDecay((1,), 0.5), Checkpoint(tmp_path / "whole"))
     folder, seconds = tmp_path / "killed", itertools.count(step=30)
     monkeypatch.setattr("trellis_keras.training.checkpoint.monotonic", lambda: next(seconds))
 
-    def checkpoint():  # after every second batch
-        return Checkpoint(folder, save_minutes=1)
+    def callbacks():  # a checkpoint after every second batch
+        return StepDecay((1,), 0.5), Checkpoint(folder, save_minutes=1)
 
     with pytest.raises(InterruptedError):
-        fit_on(Batches(), model(), 3, checkpoint(), Killed())
+        fit_on(Batches(), model(), 3, *callbacks(), Killed(batch))
     epoch, batches = progress(folder)
-    assert epoch == 1 and 0 < batches <= 5
+    assert epoch == 1 and 0 < batches <= batch
     names = {f"epoch-0001-batch-{batches:08d}.npz", "epoch-0001.npz"}
     assert {path.name for path in folder.iterdir()} == names
     with pytest.raises(ValueError, match=f"remaining {8 - batches}"):
-        fit_on(Batches(), model(), 3, checkpoint())
-    resumed = model()
-    resumed.test_on_batch(*Batches()[0])
-    rest = fit_on(RestOfEpoch(Batches(), batches), resumed, 2, checkpoint())
+        fit_on(Batches(), model(), 3, *callbacks())
+    resumed, stream = model(), Batches()
+    resumed.test_on_batch(*stream[0])
+    rest = fit_on(RestOfEpoch(stream, batches), resumed, 2, *callbacks())
     assert {k: v[1] for k, v in history.items()} == {k: v[0] for k, v in rest.items()}
-    fit_on(Batches(), resumed, 3, checkpoint())
+    assert stream.begun and stream.ended
+    fit_on(Batches(), resumed, 3, *callbacks())
     assert_same(values(whole), values(resumed))
     assert not list(folder.glob("*batch*"))
 

@@ -10,7 +10,7 @@ from keras import ops
 from tests.support.checkpoints import assert_same
 from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel
-from trellis_keras.training import GradientNorms
+from trellis_keras.training import GradientNorms, GrowingDepth
 from trellis_keras.training.gradient_norms import LossGradient, layer_groups
 
 RNG = np.random.default_rng(0)
@@ -127,6 +127,19 @@ def test_measuring_gradients_does_not_affect_training():
     assert_same(*ends)
     assert model.backbone.stateful
     assert min(history["gradient_norm/1_trellis"]) > 0
+
+
+def test_gradient_norms_of_a_growing_net():
+    x, y = TOKENS[:, :-1], TOKENS[:, 1:]
+    norms = []
+    for run_eagerly in (False, True):
+        model = LanguageModel(7, 3, TrellisLayer(units=6, depth=3, output_units=3, seed=0), seed=0)
+        model.build((None, None))
+        model.compile(keras.optimizers.SGD(0.0), run_eagerly=run_eagerly)
+        callbacks = [GrowingDepth(depth=1, epochs=1), GradientNorms([(x, y)])]
+        norms.append(fit_arrays(model, *callbacks, epochs=2, x=x, y=y).history["gradient_norm"])
+    np.testing.assert_allclose(*norms, rtol=1e-5)
+    assert norms[0][0] != norms[0][1]
 
 
 def test_wrong_arguments_of_gradient_norms():

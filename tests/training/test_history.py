@@ -12,7 +12,7 @@ from trellis_keras.training.progress_bar import BatchProgress, ProgressBar
 
 
 def test_lines_within_a_long_epoch(capsys, monkeypatch):
-    times = iter([0, 10, 65, 66, 80, 200, 201])
+    times = iter([0, 10, 65, 66, 80, 200, 201, 300, 301])
     monkeypatch.setattr("trellis_keras.training.progress_bar.monotonic", lambda: next(times))
     progress = BatchProgress(60)
     progress.set_params({"epochs": 3, "steps": 1200})
@@ -23,6 +23,9 @@ def test_lines_within_a_long_epoch(capsys, monkeypatch):
         "Epoch 2/3: batch 2/1,200 - loss: 2.0000",
         "Epoch 2/3: batch 1,200/1,200 - loss: 1.0000",
     ]
+    progress.set_params({"epochs": 3, "steps": None})  # data of unknown length
+    progress.on_train_batch_end(7, {})
+    assert capsys.readouterr().out == "Epoch 2/3: batch 8\n"
 
 
 def test_the_line_of_an_epoch_names_no_single_layers(capsys):

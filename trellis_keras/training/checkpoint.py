@@ -128,13 +128,15 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._batches_done = epoch, self._batches_before
         self._last_time = monotonic()
         if self._passing is not None:
+            # Callbacks have begun the epoch once more: what was saved within it counts.
             (path, state, arrays), self._passing = self._passing, None
-            _assign(self.model, ("passing",), state, arrays, path)
+            _assign(self.model, KINDS, state, arrays, path)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._batches_done = self._batches_before + batch + 1
-        minutes = self.save_minutes
-        is_due = minutes is not None and monotonic() - self._last_time >= 60 * minutes
+        if self.save_minutes is None or batch + 1 >= self.params["steps"]:
+            return
+        is_due = monotonic() - self._last_time >= 60 * self.save_minutes
         if is_due and not self.model.stop_training:
             self.save_within_epoch()
 
@@ -262,6 +264,10 @@ class RestOfEpoch(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         self._has_begun = True
+        self.dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self.dataset.on_epoch_end()
 
     def __getitem__(self, index: int) -> Any:
         # Before the epoch, Keras on TensorFlow infers the varying axes from two batches, so it sees

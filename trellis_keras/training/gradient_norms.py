@@ -49,7 +49,7 @@ class GradientNorms(keras.callbacks.Callback):
         self.steps = steps
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._gradient = LossGradient(self.model)
+        self._compile()
         index = {id(v): i for i, v in enumerate(self.model.trainable_variables)}
         self._indices = {
             name: [index[id(v)] for v in variables]
@@ -59,6 +59,8 @@ class GradientNorms(keras.callbacks.Callback):
         self._gradient(self.batches[0])
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if _depth(self.model) != self._depth:  # `GrowingDepth` has changed it
+            self._compile()
         count = min(len(self.batches), self.steps or len(self.batches))
         total = self._gradient(self.batches[0])
         for index in range(1, count):
@@ -66,6 +68,13 @@ class GradientNorms(keras.callbacks.Callback):
         logs["gradient_norm"] = _norm(total) / count
         for name, indices in self._indices.items():
             logs[f"gradient_norm/{name}"] = _norm([total[i] for i in indices]) / count
+
+    def _compile(self):
+        self._gradient, self._depth = LossGradient(self.model), _depth(self.model)
+
+
+def _depth(model):
+    return getattr(getattr(model, "backbone", None), "depth", None)
 
 
 def layer_groups(model: keras.Model) -> dict[str, list]:
@@ -107,7 +116,13 @@ class LossGradient:
     from zero states. The optimizer's clipping, L2 and loss scale are not included. On
     JAX it can be called between epochs, but not within one.
 
-    Example: a list of tensors, one per trainable variable, at least float32.
+    Args:
+        model: A built and compiled model.
+
+    Returns:
+        When called with a batch, a list of tensors, one per trainable variable, at least float32.
+
+    Example:
 
     >>> gradients = LossGradient(model)((x, y))
     """

@@ -26,10 +26,11 @@ class BatchProgress(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if monotonic() - self._last >= self.seconds:
             self._last = monotonic()
+            of = f"/{steps:,}" if (steps := self.params["steps"]) else ""
             figures = "".join(f" - {name}: {float(v):.4f}" for name, v in (logs or {}).items())
             print(
-                f"Epoch {self._epoch + 1}/{self.params['epochs']}: batch "
-                f"{batch + 1:,}/{self.params['steps']:,}{figures}",
+                f"Epoch {self._epoch + 1}/{self.params['epochs']}: "
+                f"batch {batch + 1:,}{of}{figures}",
                 flush=True,
             )
 

@@ -149,7 +149,8 @@ class PlateauDecay(_Monitor):
 
 
 # Both schedules multiply the current rate, which `Checkpoint` saves with the optimizer, so they
-# need no state. (The schedules in `keras.optimizers` count steps instead of epochs.)
+# need no state: after a resume within an epoch it restores the rate once they have acted. (The
+# schedules in `keras.optimizers` count steps instead of epochs.)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

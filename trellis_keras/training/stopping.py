@@ -139,8 +139,9 @@ class TimeLimit(keras.callbacks.Callback):
             return
         now = monotonic()
         longest = self._batch_times.add(now - self._batch_begin)
-        is_last = batch + 1 == self.params["steps"] or self.model.stop_training
-        if not is_last and now + 2 * longest > self._deadline:
+        if now + 2 * longest <= self._deadline or batch + 1 >= self.params["steps"]:
+            return  # `self.model` copies all variables on JAX
+        if not self.model.stop_training:
             self.checkpoint.save_within_epoch()
             self.stopped = True
             if self.params.get("verbose") == 1:
