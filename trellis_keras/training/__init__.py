@@ -8,13 +8,12 @@ from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.optimizers import ASGD, SGD, Adam, RMSprop
 from trellis_keras.training.schedules import (
     ASGDSwitch,
-    EarlyStopping,
     ExponentialDecay,
     GrowingDepth,
     PlateauDecay,
     StepDecay,
 )
-from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
+from trellis_keras.training.stopping import EarlyStopping, EpochInterrupted, StopOnNaN, TimeLimit
 from trellis_keras.training.tensorboard import TextSamples
 
 __all__ = [

@@ -1,10 +1,9 @@
-"""Callbacks: learning-rate, averaging and stopping rules of the published programs, growing depth.
+"""Callbacks that change learning rate, averaging and depth by a schedule.
 
 Callbacks with state have `get_state` and `set_state`, which `Checkpoint` uses to save and restore
 it. `keras.saving.serialize_keras_object` writes the arguments of each.
 """
 
-import inspect
 import math
 from collections.abc import Sequence
 
@@ -14,23 +13,12 @@ from keras import ops
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.models.base import BackboneModel
+from trellis_keras.training.callbacks import SavedArguments
 from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
 
 
-class _Saved:
-    """Mixed into callbacks that have an attribute for each argument of the constructor."""
-
-    def get_config(self) -> dict:
-        config = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
-
-    @classmethod
-    def from_config(cls, config: dict) -> "_Saved":
-        return cls(**config)
-
-
-class _Monitor(_Saved, keras.callbacks.Callback):
+class _Monitor(SavedArguments, keras.callbacks.Callback):
     """Remembers the monitored value of every epoch, negated if larger is better."""
 
     def __init__(self, monitor, mode, window):
@@ -154,7 +142,7 @@ class PlateauDecay(_Monitor):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class StepDecay(_Saved, keras.callbacks.LearningRateScheduler):
+class StepDecay(SavedArguments, keras.callbacks.LearningRateScheduler):
     """Multiplies the learning rate by a factor after given numbers of epochs.
 
     The character-level TrellisNet program (Bai et al. 2019) divides the rate by 10 after
@@ -185,7 +173,7 @@ class StepDecay(_Saved, keras.callbacks.LearningRateScheduler):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class ExponentialDecay(_Saved, keras.callbacks.LearningRateScheduler):
+class ExponentialDecay(SavedArguments, keras.callbacks.LearningRateScheduler):
     """Multiplies the learning rate by a factor after every epoch.
 
     The LRU paper (Ahuja & Morency 2018, "Training Details") uses a factor of 0.9, which the
@@ -270,71 +258,7 @@ class ASGDSwitch(_Monitor):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class EarlyStopping(_Saved, keras.callbacks.EarlyStopping):
-    """Stops training when a metric no longer improves on the best or the previous value.
-
-    `keras.callbacks.EarlyStopping` compares with the best value so far. The LRU authors' code
-    (Ahuja & Morency 2018) compares with the previous epoch, so a value that falls again after a
-    rise counts as an improvement: `against="previous", patience=3, min_delta=1e-4`.
-
-    Args:
-        monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
-        against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
-        min_delta, patience, verbose, mode, baseline, restore_best_weights, start_from_epoch: As in
-            `keras.callbacks.EarlyStopping`. `restore_best_weights` needs `against="best"`.
-
-    Example:
-
-    >>> stopping = trellis_keras.training.EarlyStopping(
-    ...     against="previous", patience=3, min_delta=1e-4)
-    >>> checkpoint = trellis_keras.training.Checkpoint("run/lru", callbacks=[stopping])
-    >>> model.fit(train, validation_data=valid, epochs=60, callbacks=[stopping, checkpoint])
-    """
-
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        *,
-        against: str = "best",
-        min_delta: float = 0,
-        patience: int = 0,
-        verbose: int = 0,
-        mode: str = "auto",
-        baseline: float | None = None,
-        restore_best_weights: bool = False,
-        start_from_epoch: int = 0,
-    ) -> None:
-        super().__init__(
-            monitor,
-            min_delta=min_delta,
-            patience=patience,
-            verbose=verbose,
-            mode=mode,
-            baseline=baseline,
-            restore_best_weights=restore_best_weights,
-            start_from_epoch=start_from_epoch,
-        )
-        check_choice("against", against, ("best", "previous"))
-        if against == "previous" and restore_best_weights:
-            raise ValueError(
-                "`restore_best_weights` needs against='best': Keras would restore the last epoch "
-                "that improved on its predecessor. Received: against='previous', "
-                "restore_best_weights=True"
-            )
-        self.against = against
-
-    def get_config(self) -> dict:
-        return super().get_config() | {"min_delta": abs(self.min_delta)}  # Keras flips its sign
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        logs = logs or {}
-        if self.against == "previous" and self.monitor in logs:
-            self.best = logs[self.monitor]
-
-
-@keras.saving.register_keras_serializable("trellis_keras")
-class GrowingDepth(_Saved, keras.callbacks.Callback):
+class GrowingDepth(SavedArguments, keras.callbacks.Callback):
     """Trains a TrellisNet with fewer levels for some epochs, then with all of them.
 
     All levels of a TrellisNet share their weights, so a shallower network trains the same weights

@@ -1,12 +1,78 @@
-"""Callbacks that stop training: at a loss that is not finite, and at a time limit."""
+"""Callbacks that stop training: without improvement, at a loss of NaN, at a time limit."""
 
 import math
 from time import monotonic
 
 import keras
 
+from trellis_keras.layers.checks import check_choice
+from trellis_keras.training.callbacks import SavedArguments
 from trellis_keras.training.checkpoint import Checkpoint
 from trellis_keras.types import Logs
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class EarlyStopping(SavedArguments, keras.callbacks.EarlyStopping):
+    """Stops training when a metric no longer improves on the best or the previous value.
+
+    `keras.callbacks.EarlyStopping` compares with the best value so far. The LRU authors' code
+    (Ahuja & Morency 2018) compares with the previous epoch, so a value that falls again after a
+    rise counts as an improvement: `against="previous", patience=3, min_delta=1e-4`.
+
+    Args:
+        monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
+        against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
+        min_delta, patience, verbose, mode, baseline, restore_best_weights, start_from_epoch: As in
+            `keras.callbacks.EarlyStopping`. `restore_best_weights` needs `against="best"`.
+
+    Example:
+
+    >>> stopping = trellis_keras.training.EarlyStopping(
+    ...     against="previous", patience=3, min_delta=1e-4)
+    >>> checkpoint = trellis_keras.training.Checkpoint("run/lru", callbacks=[stopping])
+    >>> model.fit(train, validation_data=valid, epochs=60, callbacks=[stopping, checkpoint])
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        against: str = "best",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(
+            monitor,
+            min_delta=min_delta,
+            patience=patience,
+            verbose=verbose,
+            mode=mode,
+            baseline=baseline,
+            restore_best_weights=restore_best_weights,
+            start_from_epoch=start_from_epoch,
+        )
+        check_choice("against", against, ("best", "previous"))
+        if against == "previous" and restore_best_weights:
+            raise ValueError(
+                "`restore_best_weights` needs against='best': Keras would restore the last epoch "
+                "that improved on its predecessor. Received: against='previous', "
+                "restore_best_weights=True"
+            )
+        self.against = against
+
+    def get_config(self) -> dict:
+        return super().get_config() | {"min_delta": abs(self.min_delta)}  # Keras flips its sign
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        logs = logs or {}
+        if self.against == "previous" and self.monitor in logs:
+            self.best = logs[self.monitor]
 
 
 class StopOnNaN(keras.callbacks.Callback):
