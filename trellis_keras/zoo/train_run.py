@@ -22,10 +22,10 @@ from trellis_keras.training.checkpoint import Checkpoint, RestOfEpoch, has_memor
 from trellis_keras.training.checkpoint_files import latest, progress
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.history import HistoryCSV
-from trellis_keras.training.progress_bar import BatchProgress, ProgressBar
 from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
 from trellis_keras.training.tensorboard import TextSamples, summary_writer, write_graph
 from trellis_keras.zoo.environment import record
+from trellis_keras.zoo.progress_bar import BatchProgress, ProgressBar
 from trellis_keras.zoo.registry import Recipe
 from trellis_keras.zoo.run import (
     BEST,
