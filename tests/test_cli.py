@@ -12,7 +12,7 @@ from tests.support.processes import ROOT, child_environment
 from tests.support.small_runs import TINY, options, write_text
 from trellis_keras import __version__, zoo
 from trellis_keras.data import Vocabulary
-from trellis_keras.training import progress
+from trellis_keras.training import checkpoint_progress
 from trellis_keras.zoo import environment, evaluation
 from trellis_keras.zoo import run as runs
 
@@ -395,7 +395,7 @@ def test_a_time_limit(command, tmp_path):
     text, folder = write_text(tmp_path / "text.txt"), tmp_path / "run"
     words = [*SMALL, "--epochs", "2", "--text", text, "--max-minutes", "1e-9"]
     _, out, _ = command("train", "trellisnet_char", *words, "--output", folder)
-    assert progress(folder / "checkpoints") == (0, 1)
+    assert checkpoint_progress(folder / "checkpoints") == (0, 1)
     assert f"in epoch 1 of 2. To resume: trellis-keras train --output {folder}" in out
 
 

@@ -186,7 +186,6 @@ _READERS = {
     "b.keras": check_file,
     "c.weights.h5": check_file,
     "f.npz": files.read_npz,
-    "g.zip": files.check_archive,
     "h.txt": files.read_file,
     "i.txt.gz": files.read_file,
     "j.txt": lambda path: list(files.read_blocks(path, "text")),

@@ -168,14 +168,11 @@ def make_writable(folder: str | os.PathLike) -> Path:
     return folder
 
 
-def read_npz(
-    path: str | os.PathLike | BinaryIO, names: Iterable[str] | None = None
-) -> dict[str, np.ndarray]:
+def read_npz(path: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:
     """Reads an untrusted `.npz` file: no pickle, and no array larger than its data.
 
     Args:
         path: A path or a binary file object.
-        names: The arrays to read. Defaults to `None`, all of them.
 
     Raises:
         ValueError: If the content is not an `.npz` archive, is damaged, contains Python objects, or
@@ -184,14 +181,14 @@ def read_npz(
     """
     if isinstance(path, (str, os.PathLike)):
         with open_file(path) as file:
-            return read_npz(file, names)
+            return read_npz(file)
     try:
         with open_archive(path) as archive:
             for member in archive.infolist():
                 _check_npy(archive, member)
         path.seek(0)
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in (arrays.files if names is None else names)}
+            return dict(arrays)
     except Exception as error:  # NumPy and zipfile raise many classes
         if _is_read_error(error):
             raise
@@ -216,28 +213,6 @@ def open_archive(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
         if unpacked > max(MAX_UNPACKED, _MAX_EXPANSION * size):
             raise ValueError(f"{size:,} bytes would unpack to {unpacked:,}")
         yield archive
-
-
-def check_archive(path: str | os.PathLike) -> None:
-    """Verifies the checksums of a zip file's contents, in little memory.
-
-    Raises:
-        ValueError: If the file is damaged. The message does not name it.
-        OSError: If the file cannot be read.
-    """
-    with open_file(path) as file:
-        try:
-            with open_archive(file) as archive:
-                for member in archive.infolist():
-                    with archive.open(member) as content:
-                        # The last read compares the CRC-32.
-                        size = sum(map(len, iter(lambda: content.read(2**20), b"")))  # noqa: B023
-                    if size != member.file_size:
-                        raise ValueError(f"{member.filename!r} has {size:,} bytes")
-        except Exception as error:  # zipfile raises many classes
-            if _is_read_error(error):
-                raise
-            raise ValueError(str(error)) from error
 
 
 def _is_read_error(error):

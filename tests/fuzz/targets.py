@@ -225,7 +225,7 @@ def _checkpoint(folder):
     checkpoint.on_epoch_end(0, {"loss": 0.5})
 
     def load():
-        training.restore(model, place)
+        training.restore_checkpoint(model, place)
         checkpoint.on_train_begin()
 
     return place / "epoch-0001.npz", load

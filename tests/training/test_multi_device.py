@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import ROOT, child_environment, run_script
 from tests.support.small_runs import options, write_text
 from trellis_keras.data import SequenceStream
-from trellis_keras.training import RestOfEpoch, latest
+from trellis_keras.training import RestOfEpoch, latest_checkpoint
 from trellis_keras.training.devices import OwnRows
 from trellis_keras.zoo import read_recipe, run
 from trellis_keras.zoo.evaluation import evaluate
@@ -49,7 +49,7 @@ def words_of(case, folder):
 
 def weights_of(folder):
     """The weights in the newest checkpoint of a run."""
-    with np.load(latest(folder / "checkpoints")) as arrays:
+    with np.load(latest_checkpoint(folder / "checkpoints")) as arrays:
         return [arrays[name] for name in arrays.files if name.startswith("model.")]
 
 
@@ -185,7 +185,7 @@ def test_a_killed_process_ends_all(killed, tmp_path):
     outputs = tmp_path / "run", tmp_path / "other"
     processes = start_both(outputs, *command("trellisnet", tmp_path, epochs=100_000))
     deadline = time.monotonic() + 600
-    while latest(outputs[0] / "checkpoints") is None:
+    while latest_checkpoint(outputs[0] / "checkpoints") is None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     processes[killed].send_signal(signal.SIGKILL)

@@ -23,7 +23,7 @@ from trellis_keras.training import (
     GrowingDepth,
     PlateauDecay,
     StepDecay,
-    restore,
+    restore_checkpoint,
 )
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.slow_elsewhere]
@@ -290,7 +290,7 @@ def test_resumed_runs_equal_an_uninterrupted_one(tmp_path):
         theirs = keras.saving.load_model(resumed / "best.keras", compile=False)
         assert_same(best, theirs.get_weights())
     averages = make_model(optimizer=SGD(0.1))
-    restore(averages, whole / "checkpoints", weights_only=True)
+    restore_checkpoint(averages, whole / "checkpoints", weights_only=True)
     assert_same(averages.get_weights(), model.get_weights())
 
 

@@ -16,10 +16,10 @@ from trellis_keras.training import (
     HistoryCSV,
     StopOnNaN,
     TimeLimit,
-    latest,
-    restore,
+    latest_checkpoint,
+    restore_checkpoint,
 )
-from trellis_keras.training.checkpoint_files import read_state
+from trellis_keras.training.checkpoint_files import read
 from trellis_keras.training.history import read_history
 from trellis_keras.training.stopping import EpochInterrupted
 
@@ -75,10 +75,10 @@ def cannot_read(x, y):
 def test_a_lost_epoch_leaves_what_the_one_before_has_saved(tmp_path, spoil, error):
     with pytest.raises(error[0], match=error[1]):
         train(tmp_path, spoil)
-    assert latest(tmp_path / "checkpoints").name == "epoch-0001.npz"
+    assert latest_checkpoint(tmp_path / "checkpoints").name == "epoch-0001.npz"
     assert [row["epoch"] for row in read_history(tmp_path / "history.csv")] == ["1"]
     best, checkpoint = keras.saving.load_model(tmp_path / "best.keras"), make_model()
-    restore(checkpoint, tmp_path / "checkpoints")
+    restore_checkpoint(checkpoint, tmp_path / "checkpoints")
     assert_same(best.get_weights(), checkpoint.get_weights())
     if spoil is cannot_read:  # resumed, the run ends as one without the error
         assert_same(values(train(tmp_path)), values(train(tmp_path / "whole")))
@@ -90,7 +90,7 @@ def test_a_lost_validation_ends_training_before_anything_is_saved(tmp_path):
     with pytest.raises(FloatingPointError, match="The validation loss after epoch 1 is inf.$"):
         train(tmp_path, validation=(x, y + np.inf))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
-    assert latest(tmp_path / "checkpoints") is None
+    assert latest_checkpoint(tmp_path / "checkpoints") is None
 
 
 # A time limit
@@ -181,7 +181,7 @@ def test_training_resumes_after_the_limit(tmp_path, capsys, clock):
     clock.seconds, limit = [10] * 4, TimeLimit(20, command="train again")
     assert fit(make_model(), 4, clock, Checkpoint(tmp_path), limit, verbose=2).epoch == [0, 1]
     assert capsys.readouterr().out.endswith("after 2 of 4 epochs. To resume: train again\n")
-    assert not read_state(tmp_path / "epoch-0002.npz")["stopped"]
+    assert not read(tmp_path / "epoch-0002.npz")[0]["stopped"]
     assert fit(make_model(), 3, Checkpoint(tmp_path), limit, verbose=2).epoch == [2]
     assert not limit.stopped and "train again" not in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ from tests.support.run_checks import assert_same_end, check_killed_run
 from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import training, zoo
 from trellis_keras.jobs import folder_lock
-from trellis_keras.training.checkpoint_files import progress
+from trellis_keras.training.checkpoint_files import checkpoint_progress
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets, evaluation
 from trellis_keras.zoo import run as runs
@@ -107,7 +107,7 @@ def test_a_run_that_ended_within_an_epoch_may_have_fewer_epochs(tmp_path, monkey
     while not batches or not runs.epochs_done(run):
         recipe = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 3})
         zoo.train(recipe, run, verbose=0, max_minutes=45)
-        batches = progress(run / "checkpoints")[1]
+        batches = checkpoint_progress(run / "checkpoints")[1]
     epochs = runs.epochs_done(run)
     zoo.train(recipe.replace(epochs=epochs), run, verbose=0)
     assert runs.epochs_done(run) == epochs and runs.is_finished(run)

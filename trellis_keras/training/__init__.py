@@ -1,8 +1,13 @@
 """Optimizers, schedules and callbacks of the published recipes."""
 
 from trellis_keras.training.best_model import BestModel
-from trellis_keras.training.checkpoint import Checkpoint, RestOfEpoch, restore, set_seeds
-from trellis_keras.training.checkpoint_files import latest, progress
+from trellis_keras.training.checkpoint import (
+    Checkpoint,
+    RestOfEpoch,
+    restore_checkpoint,
+    set_seeds,
+)
+from trellis_keras.training.checkpoint_files import checkpoint_progress, latest_checkpoint
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.optimizers import ASGD, SGD, Adam, RMSprop
@@ -36,8 +41,8 @@ __all__ = [
     "StopOnNaN",
     "TextSamples",
     "TimeLimit",
-    "latest",
-    "progress",
-    "restore",
+    "checkpoint_progress",
+    "latest_checkpoint",
+    "restore_checkpoint",
     "set_seeds",
 ]

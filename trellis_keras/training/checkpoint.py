@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -20,11 +21,11 @@ from trellis_keras.files import make_writable, remove_unfinished
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.training.checkpoint_files import (
     KINDS,
-    find,
+    TRANSIENT,
     is_complete,
-    latest,
     numbered,
     read,
+    read_newest,
     stored_dtype,
     write,
 )
@@ -105,7 +106,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_minutes = save_minutes
         self._last_saved = None  # (path, callbacks' states)
         self._written = None  # the newest checkpoint of this object
-        self._passing = None  # (path, state, arrays) of a checkpoint within an epoch
+        self._within = None  # (path, state, arrays) of a checkpoint within an epoch
         self._batches_before = 0  # of this epoch, in an earlier process
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -116,9 +117,8 @@ class Checkpoint(keras.callbacks.Callback):
                 "of unknown length"
             )
         remove_unfinished(self.directory)
-        path = latest(self.directory)
-        if path is not None:
-            self._resume(path)
+        if (found := read_newest(self.directory)) is not None:
+            self._resume(*found)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._check_order()
@@ -127,9 +127,9 @@ class Checkpoint(keras.callbacks.Callback):
         set_seeds(self.model, self.seed, epoch)
         self._epoch, self._batches_done = epoch, self._batches_before
         self._last_time = monotonic()
-        if self._passing is not None:
+        if self._within is not None:
             # Callbacks have begun the epoch once more: what was saved within it counts.
-            (path, state, arrays), self._passing = self._passing, None
+            (path, state, arrays), self._within = self._within, None
             _assign(self.model, KINDS, state, arrays, path)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -154,7 +154,7 @@ class Checkpoint(keras.callbacks.Callback):
         set_initial_epoch(self.model, None)
 
     def _save(self, epoch, logs, batch=0):
-        arrays, names = _collect(self.model, epoch, with_passing=batch > 0)
+        arrays, names = _collect(self.model, epoch, with_transient=batch > 0)
         state = {
             "epoch": epoch,
             "batch": batch,
@@ -192,12 +192,11 @@ class Checkpoint(keras.callbacks.Callback):
                     "checkpoint was removed. Put Checkpoint last in the list given to `fit`."
                 )
 
-    def _resume(self, path):
-        state, arrays = read(path)
+    def _resume(self, path, state, arrays):
         self._check_settings(path, state)
         _assign(self.model, ("model", "optimizer"), state, arrays, path)
         self._batches_before = state["batch"]
-        self._passing = (path, state, arrays) if state["batch"] else None
+        self._within = (path, state, arrays) if state["batch"] else None
         for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
             _set_memory(callback, saved, path)
         epoch, epochs = state["epoch"], self.params["epochs"]
@@ -244,7 +243,7 @@ class RestOfEpoch(keras.utils.PyDataset):
     Example:
 
     >>> checkpoint = trellis_keras.training.Checkpoint("run/in_parts", save_minutes=10)
-    >>> epoch, batches = trellis_keras.training.progress("run/in_parts")
+    >>> epoch, batches = trellis_keras.training.checkpoint_progress("run/in_parts")
     >>> if batches:
     ...     rest = trellis_keras.training.RestOfEpoch(train, batches)
     ...     stop = keras.callbacks.LambdaCallback(  # after this epoch
@@ -276,7 +275,7 @@ class RestOfEpoch(keras.utils.PyDataset):
         return self.dataset[index if is_sample else self.batches + index]
 
 
-def restore(
+def restore_checkpoint(
     model: keras.Model, path: str | PathLike, *, weights_only: bool = False
 ) -> dict[str, Any]:
     """Loads a checkpoint into a built model, or raises an error and leaves it unchanged.
@@ -294,19 +293,29 @@ def restore(
 
     Example:
 
-    >>> state = trellis_keras.training.restore(model, "run/checkpoints", weights_only=True)
+    >>> state = trellis_keras.training.restore_checkpoint(
+    ...     model, "run/checkpoints", weights_only=True)
     >>> model.evaluate(test)
     """
-    path = find(path)
     _check_built(model)
+    path = Path(path).expanduser()
+    found = (path, *read(path)) if path.is_file() else read_newest(path)
+    if found is None:
+        raise ValueError(f"There is no checkpoint in {str(path)!r}.")
+    path, state, arrays = found
     with_optimizer = not weights_only and getattr(model, "optimizer", None) is not None
-    state, arrays = read(path)
     _assign(model, ("model", "optimizer") if with_optimizer else ("model",), state, arrays, path)
     return state
 
 
 def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
-    """Sets every random generator of a model, nested layers included, from a seed and an epoch."""
+    """Sets every random generator of a model, nested layers included, from a seed and an epoch.
+
+    Args:
+        model: A built model.
+        seed: Integer >= 0.
+        epoch: Integer >= 0.
+    """
     generators = [v for v in _unique(model.variables) if v.name == "seed_generator_state"]
     for index, generator in enumerate(generators):
         (value,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
@@ -334,7 +343,7 @@ def _check_built(model):
 def _variables(model, kind):
     if kind == "model":
         return _unique(model.weights)
-    if kind == "passing":
+    if kind == TRANSIENT:
         metrics = [v for metric in model.metrics for v in metric.variables]
         known = {id(variable) for variable in (*model.weights, *metrics)}
         others = [v for v in model.variables if id(v) not in known]
@@ -345,10 +354,10 @@ def _variables(model, kind):
     return _unique(model.optimizer.variables)
 
 
-def _collect(model, epoch, with_passing=False):
+def _collect(model, epoch, with_transient=False):
     """Returns the values of all variables by their names in the file, and their descriptions."""
     arrays, names = {}, {kind: [] for kind in KINDS}
-    for kind in KINDS if with_passing else KINDS[:-1]:
+    for kind in KINDS if with_transient else KINDS[:-1]:
         for index, variable in enumerate(_variables(model, kind)):
             array = ops.convert_to_numpy(variable)
             if kind == "model" and keras.backend.is_float_dtype(array.dtype.name):
@@ -404,7 +413,7 @@ def _role(kind, path):
     The names before a layer's own depend on how the model was built, and Keras numbers the layers
     of a second model in a process.
     """
-    if kind == "passing":  # generators, metrics and states are identified by their order
+    if kind == TRANSIENT:  # generators, metrics and states are identified by their order
         return re.sub(r"_\d+$", "", path.split("/")[-1])
     if kind == "optimizer":  # one word, which ends with `momentum` or `velocity`
         return re.split("[/_]", path)[-1]

@@ -9,7 +9,7 @@ its batches.
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from keras_streams.files import atomic_write
-from trellis_keras.files import check_archive, read_npz, reading
+from trellis_keras.files import read_npz, reading
+
+State = dict[str, Any]
+Arrays = dict[str, np.ndarray]
 
 _FORMAT = 3
-# "passing" variables live for one epoch: random generators, metrics and carried states.
-KINDS = ("model", "optimizer", "passing")
+TRANSIENT = "passing"  # variables of one epoch: random generators, metrics and carried states
+KINDS = ("model", "optimizer", TRANSIENT)
 _FILE_NAME = re.compile(r"epoch-(\d{4,})(?:-batch-(\d{8,}))?\.npz")
 _FIELDS = {
     "epoch": int,
@@ -36,50 +39,43 @@ _FIELDS = {
 }
 
 
-def progress(directory: str | PathLike) -> tuple[int, int]:
-    """Returns (epochs, batches): finished epochs, and batches done in the next."""
-    path = latest(directory)
-    return (0, 0) if path is None else _number(path)
+def checkpoint_progress(directory: str | PathLike) -> tuple[int, int]:
+    """Returns (epochs, batches): finished epochs, and batches done in the next.
+
+    Args:
+        directory: Folder of `Checkpoint`.
+    """
+    found = read_newest(directory)
+    return (0, 0) if found is None else (found[1]["epoch"], found[1]["batch"])
 
 
-def latest(directory: str | PathLike) -> Path | None:
-    """Returns the newest undamaged checkpoint in a folder of `Checkpoint`, or `None` without any.
+def latest_checkpoint(directory: str | PathLike) -> Path | None:
+    """Returns the newest undamaged checkpoint, or `None` without any.
 
     A warning names newer ones that are damaged.
+
+    Args:
+        directory: Folder of `Checkpoint`.
     """
-    damaged = []
+    found = read_newest(directory)
+    return None if found is None else found[0]
+
+
+def read_newest(directory: str | PathLike) -> tuple[Path, State, Arrays] | None:
+    """Returns path and contents of the newest undamaged checkpoint, or `None` without any."""
+    errors = []
     for _, path in reversed(numbered(Path(directory).expanduser())):
         try:
-            return _undamaged(path)
+            return path, *read(path)
         except ValueError as error:
-            warnings.warn(f"{error}. Trying an older one.", stacklevel=2)
-            damaged.append(path.name)
-    if damaged:
+            warnings.warn(f"{error}. Trying an older one.", stacklevel=3)
+            errors.append(error)
+    if errors:
         raise ValueError(
-            f"All checkpoints in {str(directory)!r} are damaged: {', '.join(damaged)}. Restore a "
-            "copy of one, or remove them to train from the first epoch."
+            f"No checkpoint in {str(directory)!r} can be read: {'; '.join(map(str, errors))}. "
+            "Restore a copy of one, or remove them to train from the first epoch."
         )
     return None
-
-
-def find(path: str | PathLike) -> Path:
-    """Returns a checkpoint, or the newest undamaged one in a folder."""
-    path = Path(path).expanduser()
-    if path.is_file():
-        return _undamaged(path)
-    newest = latest(path)
-    if newest is None:
-        raise ValueError(f"There is no checkpoint in {str(path)!r}.")
-    return newest
-
-
-def _undamaged(path):
-    try:
-        with reading(path):
-            check_archive(path)
-    except ValueError as error:
-        raise ValueError(f"Checkpoint {path} is damaged: {error}") from error
-    return path
 
 
 def numbered(directory: Path) -> list[tuple[tuple[int, int], Path]]:
@@ -96,12 +92,7 @@ def _number(path):
     return int(epoch), int(batch or 0)
 
 
-def read_state(path: str | PathLike) -> dict[str, Any]:
-    """Returns the state in a checkpoint (epoch, logs, callbacks) without reading its variables."""
-    return read(path, ("state",))[0]
-
-
-def is_complete(state: dict[str, Any], epochs: int) -> bool:
+def is_complete(state: State, epochs: int) -> bool:
     """Returns whether a run of this number of epochs is complete in a checkpoint's state."""
     return state["epoch"] >= epochs or (state["stopped"] and epochs <= state["epochs"])
 
@@ -112,23 +103,18 @@ def write(path: str | PathLike, arrays: Mapping[str, Any], state: Mapping[str, A
         np.savez(file, state=json.dumps({"format": _FORMAT, **state}), **arrays)
 
 
-def read(
-    path: str | PathLike, names: Sequence[str] | None = None
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the state and the arrays of an untrusted checkpoint.
-
-    Args:
-        path: A checkpoint.
-        names: The arrays to read. Defaults to `None`, all of them.
-    """
+def read(path: str | PathLike) -> tuple[State, Arrays]:
+    """Returns the state and the arrays of an untrusted checkpoint."""
     try:
-        arrays = read_npz(path, names)
+        with reading(path):
+            arrays = read_npz(path)
         state = json.loads(str(arrays.pop("state")))
         _check_state(state)
-        if names is None:
-            _check_arrays(state, arrays)
+        _check_arrays(state, arrays)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a checkpoint of this version: {error!r}") from error
+        raise ValueError(
+            f"{path} is not a checkpoint of this version, or damaged: {error!r}"
+        ) from error
     return state, arrays
 
 

@@ -23,7 +23,12 @@ from keras_streams.files import atomic_write
 from trellis_keras.files import read_json
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.saved_files import load_model
-from trellis_keras.training.checkpoint_files import is_complete, latest, progress, read_state
+from trellis_keras.training.checkpoint_files import (
+    checkpoint_progress,
+    is_complete,
+    latest_checkpoint,
+    read_newest,
+)
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo.registry import Recipe, recipe_from_dict
 
@@ -72,12 +77,12 @@ def write_recipe(recipe: Recipe, folder: str | os.PathLike) -> None:
 
 def has_run(folder: str | os.PathLike) -> bool:
     """Returns whether there is a run in `folder` that can be resumed."""
-    return latest(_path(folder, CHECKPOINTS)) is not None
+    return latest_checkpoint(_path(folder, CHECKPOINTS)) is not None
 
 
 def epochs_done(folder: str | os.PathLike) -> int:
     """Returns the number of epochs after which the run in `folder` would resume."""
-    return progress(_path(folder, CHECKPOINTS))[0]
+    return checkpoint_progress(_path(folder, CHECKPOINTS))[0]
 
 
 def is_finished(folder: str | os.PathLike) -> bool:
@@ -88,8 +93,8 @@ def is_finished(folder: str | os.PathLike) -> bool:
         ValueError: Its recipe or its checkpoint cannot be read.
     """
     epochs = read_recipe(folder).training.epochs
-    checkpoint = latest(_path(folder, CHECKPOINTS))
-    return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
+    found = read_newest(_path(folder, CHECKPOINTS))
+    return found is not None and is_complete(found[1], epochs)
 
 
 def resuming(folder: str | os.PathLike) -> str:

@@ -14,7 +14,7 @@ import keras
 from trellis_keras.files import write_error
 from trellis_keras.scoring import METRICS
 from trellis_keras.training import devices as parallel
-from trellis_keras.training.checkpoint_files import latest
+from trellis_keras.training.checkpoint_files import latest_checkpoint
 from trellis_keras.zoo.registry import Recipe
 from trellis_keras.zoo.run import BEST, CHECKPOINTS, FILES, best_epoch, history, resuming
 
@@ -102,7 +102,7 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
 def _saved(folder):
     """Returns a sentence that names the last checkpoint, or "" without checkpoints."""
     try:
-        checkpoint = latest(folder / CHECKPOINTS)
+        checkpoint = latest_checkpoint(folder / CHECKPOINTS)
     except (OSError, ValueError):  # possibly because of the same disk
         return "The checkpoints cannot be read either."
     return "" if checkpoint is None else f"The last good state is {checkpoint}."

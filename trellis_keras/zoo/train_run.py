@@ -19,7 +19,7 @@ from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.best_model import BestModel
 from trellis_keras.training.checkpoint import Checkpoint, RestOfEpoch, has_memory
-from trellis_keras.training.checkpoint_files import latest, progress
+from trellis_keras.training.checkpoint_files import checkpoint_progress, latest_checkpoint
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
@@ -163,7 +163,7 @@ def _share(folder):
     """Sends the recipe and checkpoint that process 0 resumes from to the other processes."""
     if parallel.process_count() == 1:
         return
-    checkpoint = latest(folder / CHECKPOINTS)
+    checkpoint = latest_checkpoint(folder / CHECKPOINTS)
     found = [] if checkpoint is None else [RECIPE, f"{CHECKPOINTS}/{checkpoint.name}"]
     for name in json.loads(parallel.broadcast(json.dumps(found).encode())):
         content = parallel.broadcast((folder / name).read_bytes() if found else b"")
@@ -207,7 +207,7 @@ def _compared(recipe):
 def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, save_minutes):
     train_stream = recipe.batches(loaded.train, shuffle=True)
     valid_stream = recipe.batches(loaded.valid)
-    epochs, batches = progress(folder / CHECKPOINTS)
+    epochs, batches = checkpoint_progress(folder / CHECKPOINTS)
     if hasattr(train_stream, "epoch"):
         train_stream.epoch = epochs
     left = len(train_stream) * (recipe.training.epochs - epochs) - batches
