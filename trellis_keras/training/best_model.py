@@ -8,6 +8,7 @@ import keras
 
 from keras_streams.files import atomic_write
 from trellis_keras.layers.checks import check_choice
+from trellis_keras.training.callbacks import monitored_value
 from trellis_keras.types import Logs
 
 
@@ -47,12 +48,7 @@ class BestModel(keras.callbacks.Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if self.monitor not in (logs or {}):
-            raise ValueError(
-                f"BestModel monitors {self.monitor!r}, which is missing from the logs of this "
-                f"epoch: {sorted(logs or {})}."
-            )
-        value = float(logs[self.monitor])
+        value = monitored_value(self, logs)
         is_better = value < self.best if self.mode == "min" else value > self.best
         if is_better:
             self.best = value

@@ -2,6 +2,10 @@
 
 import inspect
 
+import keras
+
+from trellis_keras.types import Logs
+
 
 class SavedArguments:
     """Mixed into callbacks that have an attribute for each argument of the constructor."""
@@ -13,3 +17,14 @@ class SavedArguments:
     @classmethod
     def from_config(cls, config: dict) -> "SavedArguments":
         return cls(**config)
+
+
+def monitored_value(callback: keras.callbacks.Callback, logs: Logs) -> float:
+    """Returns the value that a callback monitors, from the logs of an epoch."""
+    if callback.monitor not in (logs or {}):
+        raise ValueError(
+            f"{type(callback).__name__} monitors {callback.monitor!r}, which is missing from the "
+            f"logs of this epoch: {sorted(logs or {})}. Set `monitor` to one of these, or pass "
+            "`validation_data` to `fit`."
+        )
+    return float(logs[callback.monitor])

@@ -104,6 +104,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.directory = make_writable(directory)
         self.callbacks = list(callbacks)
         self.save_minutes = save_minutes
+        self.async_safe = save_minutes is None  # Keras need not wait for the logs of a step
         self._last_saved = None  # (path, callbacks' states)
         self._written = None  # the newest checkpoint of this object
         self._within = None  # (path, state, arrays) of a checkpoint within an epoch

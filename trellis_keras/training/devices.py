@@ -35,8 +35,11 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
         )
     numbers = processes, process
     is_automatic = coordinator == "auto"
-    complete = None not in numbers and 0 <= process < processes  # type: ignore[operator]
-    if numbers != (None, None) if is_automatic else not complete:
+    if is_automatic:
+        is_valid = numbers == (None, None)
+    else:
+        is_valid = None not in numbers and 0 <= process < processes  # type: ignore[operator]
+    if not is_valid:
         raise ValueError(
             "`coordinator` must be host:port with `processes` and `process` (counted from 0), or "
             f"'auto' alone. Received: coordinator={coordinator!r}, processes={processes}, "

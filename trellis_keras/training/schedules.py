@@ -13,7 +13,7 @@ from keras import ops
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.models.base import BackboneModel
-from trellis_keras.training.callbacks import SavedArguments
+from trellis_keras.training.callbacks import SavedArguments, monitored_value
 from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
 
@@ -36,13 +36,7 @@ class _Monitor(SavedArguments, keras.callbacks.Callback):
         self._values = [_nan_to_inf(value) for value in state["values"]]
 
     def _read(self, logs):
-        if self.monitor not in logs:
-            raise ValueError(
-                f"{type(self).__name__} monitors {self.monitor!r}, which is missing from the logs "
-                f"of this epoch: {sorted(logs)}. Set `monitor` to one of these, or pass "
-                "`validation_data` to `fit`."
-            )
-        value = float(logs[self.monitor])
+        value = monitored_value(self, logs)
         return value if self.mode == "min" else -value
 
     def _earlier_best(self):
@@ -119,7 +113,7 @@ class PlateauDecay(_Monitor):
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        value = self._read(logs or {})
+        value = self._read(logs)
         rate = float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
         logs["learning_rate"] = rate
         if self.rule == "best_before":
@@ -243,7 +237,7 @@ class ASGDSwitch(_Monitor):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not self._optimizer.has_start:
-            value = self._read(logs or {})
+            value = self._read(logs)
             if value > self._earlier_best():
                 self._optimizer.start_averaging()
                 if self.verbose:

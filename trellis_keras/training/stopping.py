@@ -81,6 +81,7 @@ class StopOnNaN(keras.callbacks.Callback):
     `keras.callbacks.TerminateOnNaN` lets the epoch end as usual: the invalid weights are validated,
     recorded and saved. Its `raise_error=True` leaves the model without variables on JAX. This
     callback raises at the end of the epoch, before other callbacks run: place it first in the list.
+    It reads the loss of every step, for which Keras on JAX waits.
     A NaN or infinite validation loss also stops training, because the last step of an epoch may
     corrupt the weights after its loss was computed.
 
@@ -123,7 +124,7 @@ class StopOnNaN(keras.callbacks.Callback):
             raise FloatingPointError(self._error)
 
 
-class _Longest:
+class _LongestTime:
     """The longest of several times; the first one, which includes compilation, only if alone."""
 
     def __init__(self):
@@ -182,6 +183,11 @@ class TimeLimit(keras.callbacks.Callback):
         self.stopped = False
         self._deadline = monotonic() + seconds
 
+    @property
+    def async_safe(self) -> bool:
+        """Whether Keras need not wait for the logs of a step."""
+        return self.checkpoint is None
+
     def on_train_begin(self, logs: Logs = None) -> None:
         if self.checkpoint is not None and self.params["steps"] is None:
             raise ValueError(
@@ -191,7 +197,7 @@ class TimeLimit(keras.callbacks.Callback):
         self.stopped = False
         self._epochs = 0
         self._epoch_end = monotonic()
-        self._epoch_times, self._batch_times = _Longest(), _Longest()
+        self._epoch_times, self._batch_times = _LongestTime(), _LongestTime()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epochs = epoch

@@ -95,6 +95,11 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
 
     `keras.callbacks.TensorBoard(write_graph=True)` does not support subclassed models.
 
+    Args:
+        model: A built model.
+        batch: A batch (x, ...) of its data.
+        directory: Folder for TensorBoard's logs.
+
     Example:
 
     >>> write_graph(model, train[0], "run/tensorboard")
