@@ -25,7 +25,7 @@ def test_a_breakdown_of_perplexity(stateful):
         weight.assign(np.random.default_rng(1).normal(size=weight.shape))
     model.compile("sgd", metrics=[Perplexity()], jit_compile=False)
     context = 0 if stateful else 4
-    stream = TokenStream(SPLIT, 4, sequence_length=11, context_length=context, stateful=stateful)
+    stream = TokenStream(SPLIT, 4, sequence_length=11, context_length=context)
     parts = measure(model, stream, TRAIN)
     loss = model.evaluate(stream, verbose=0, return_dict=True)["loss"]
     for rows in (parts["frequency"], [row for row in parts["position"] if row["counted"]]):

@@ -17,17 +17,14 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 def token_streams(draw, target_counting):
     """A stream of the text 0, 1, 2, ..., in which every token is its own place."""
     sequence_length = draw(st.integers(1, 30))
-    stateful = draw(st.booleans())
-    context_length = 0 if stateful else draw(st.integers(0, sequence_length - 1))
+    context_length = draw(st.integers(0, sequence_length - 1))
     n = draw(st.one_of(st.integers(2, 200), st.sampled_from([2, 3, 13, 97, 199, 211])))
     most_rows = n - 1
     if target_counting == "original":
         n += context_length
         most_rows = n // (context_length + 2)
     batch_size = draw(st.integers(1, most_rows))
-    return TokenStream(
-        np.arange(n), batch_size, sequence_length, context_length, stateful, target_counting
-    )
+    return TokenStream(np.arange(n), batch_size, sequence_length, context_length, target_counting)
 
 
 @settings(deadline=None, max_examples=100)
@@ -55,7 +52,7 @@ def test_every_target_counts_once_and_has_its_true_context(stream):
 def test_stateful_rows_are_read_without_gaps():
     """The batches of the Lattice Recurrent Unit paper, over a prime number of tokens."""
     n, rows, steps = 100_003, 250, 50
-    stream = TokenStream(np.arange(n), rows, steps, stateful=True)
+    stream = TokenStream(np.arange(n), rows, steps)
     x, y, weight = (np.concatenate(arrays, axis=1) for arrays in zip(*stream, strict=True))
     # 401 targets per row, so the last segment has one; the last row has only 153.
     assert x.shape == y.shape == weight.shape == (250, 9 * 50)
@@ -91,7 +88,7 @@ def test_original_batches_of_recorded_trajectories(path):
     config = json.loads(str(data["meta"]))["config"]
     text = data["in.stream"].T.reshape(-1)
     if config.get("repack"):
-        arguments = {"sequence_length": config["horizon"], "stateful": True}
+        arguments = {"sequence_length": config["horizon"]}
     else:
         arguments = {"sequence_length": config["seq_len"], "context_length": config["horizon"]}
     stream = TokenStream(text, config["N"], target_counting="original", **arguments)
@@ -122,7 +119,6 @@ def test_batches_of_a_memory_map_read_only_their_part(tmp_path):
         ({"sequence_length": 0}, "sequence_length=0"),
         ({"batch_size": 20}, "batch_size=20"),
         ({"context_length": 4}, "context_length=4"),
-        ({"stateful": True, "context_length": 2}, "context_length=2"),
         ({"target_counting": "exact"}, "`target_counting`"),
         ({"tokens": np.zeros(20, "float32")}, "`tokens`.*float32"),
         ({"tokens": np.zeros((5, 4), "int32")}, "`tokens`"),
@@ -140,7 +136,7 @@ def test_bad_token_stream(arguments, message):
 @given(st.integers(1, 40), st.integers(1, 12), st.booleans())
 def test_every_example_counts_once(n, batch_size, shuffle):
     stream = SequenceStream(np.arange(n), 10 * np.arange(n), batch_size, shuffle=shuffle, seed=5)
-    assert stream.sequences_counted == n
+    assert stream.targets_counted == n
     assert len(stream) == -(-n // batch_size)
     counted = []
     for x, y, weight in stream:
@@ -278,7 +274,7 @@ def test_every_frame_counts_once_after_its_past(frames, batch_size, shuffle):
             assert not x[b, steps:].any() and not y[b, steps:].any()
             counted.append(number)
     assert sorted(counted) == list(range(len(frames)))
-    assert sum(weight.sum() for _, _, weight in stream) == stream.frames_counted
+    assert sum(weight.sum() for _, _, weight in stream) == stream.targets_counted
     assert len(stream.lengths) <= 4
     assert stream.lengths[-1] == max(frames) - 1
 

@@ -68,7 +68,7 @@ def nll_of(model, x, y):
 
 
 def stateful_stream(tokens, rows=4, steps=10):
-    return TokenStream(tokens, batch_size=rows, sequence_length=steps, stateful=True)
+    return TokenStream(tokens, batch_size=rows, sequence_length=steps)
 
 
 # The loss

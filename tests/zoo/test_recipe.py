@@ -124,6 +124,11 @@ def test_wrong_values_of_fast_recipes_before_data_are_loaded(name, option, value
         zoo.recipe(name, setting="fast", **{option: value})
 
 
+def test_carried_states_exclude_context():
+    with pytest.raises(ValueError, match="context_length=3"):
+        zoo.recipe("trellisnet_char", stateful=True, context_length=3)
+
+
 def test_numpy_values_and_paths_are_taken(tmp_path, monkeypatch):
     """Paths do not depend on the working directory."""
     monkeypatch.chdir(tmp_path)

@@ -54,12 +54,17 @@ class LineReader:
         whole: bool = False,
         field: str | None = None,
     ) -> None:
-        self.path, self.size = path, os.stat(path).st_size
-        self._vocabulary, self._whole, self._field = vocabulary, whole, field
+        self.path = path
+        self.size = os.stat(path).st_size
+        self.offset = 0
+        self.line = 0
+        self._vocabulary = vocabulary
+        self._whole = whole
+        self._field = field
         is_text = vocabulary.unit != "byte" or field is not None
         self._encoding = "utf-8" if is_text else "latin-1"  # in which each byte is a character
-        self.offset, self.line = 0, 0
-        self._pieces, self._digest = 0, hashlib.sha256()
+        self._pieces = 0
+        self._digest = hashlib.sha256()
         self._texts = self._read()
 
     def position(self) -> dict[str, Any]:
@@ -70,7 +75,7 @@ class LineReader:
         """Continues from the `position` of another reader.
 
         Raises:
-            ValueError: The file has changed before that position.
+            ValueError: If the file has changed before that position.
         """
         for text, _, ends in itertools.islice(self._texts, pieces):
             self._advance(text.encode(self._encoding, "surrogateescape"), ends)

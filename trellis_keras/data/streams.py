@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from trellis_keras.layers.checks import check_choice, check_integer, check_rates
+from trellis_keras.types import Logs
 
 PIANO_KEYS = 88
 _LENGTHS = 4  # different lengths of batches of piano rolls
@@ -26,9 +27,9 @@ class TokenStream(keras.utils.PyDataset):
     every row. The target of a position is the next token, so N tokens have N - 1 targets. A batch
     is a tuple `(x, y, weight)`:
 
-    - `x`: int32 tokens of shape `(batch_size, sequence_length)`;
+    - `x`: int32 tokens of shape (batch, sequence_length);
     - `y`: int32 targets of the last `output_length = sequence_length - context_length` positions
-      of `x`, of shape `(batch_size, output_length)`;
+      of `x`, of shape (batch, output_length);
     - `weight`: float32 with the shape of `y`, 1 where the target counts and 0 for padding.
 
     `keras.utils.timeseries_dataset_from_array` neither continues a row in the next batch nor counts
@@ -36,19 +37,18 @@ class TokenStream(keras.utils.PyDataset):
 
     There are two ways to provide context (TrellisNet paper, appendix B). Either segments
     overlap, and the first `context_length` positions are read but not scored. Or segments do not
-    overlap and the model carries its state from batch to batch (`stateful=True`).
+    overlap (`context_length=0`) and a stateful model carries its state from batch to batch.
 
     All batches have the same shape, so XLA compiles once. A batch reads only its own tokens, so
     `tokens` may be memory-mapped. Batches must stay in order: `LanguageModel.fit` preserves it;
     other models need `fit(..., shuffle=False)`.
 
     Args:
-        tokens: Integer array of shape `(N,)`, N >= 2.
+        tokens: Integer array of shape (N,), N >= 2.
         batch_size: Positive integer, number of rows, at most N - 1.
         sequence_length: Positive integer, number of tokens per row of a batch.
-        context_length: Integer, number of these tokens that are read but not scored. Defaults to 0.
-        stateful: Boolean, whether the model carries its state from batch to batch. This changes no
-            batch, but requires `context_length=0`. Defaults to `False`.
+        context_length: Integer, number of these tokens that are read but not scored. Defaults to
+            `0`.
         target_counting: `"all"` or `"original"`. Defaults to `"all"`.
             `"all"` counts every target exactly once. A row has `ceil((N - 1) / batch_size)`
             targets; its last segment is padded. The context of a target is the preceding text, even
@@ -75,15 +75,13 @@ class TokenStream(keras.utils.PyDataset):
         batch_size: int,
         sequence_length: int,
         context_length: int = 0,
-        stateful: bool = False,
         target_counting: str = "all",
-    ):
+    ) -> None:
         super().__init__()
         self._tokens = _check_tokens(tokens)
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.sequence_length = check_integer("sequence_length", sequence_length, 1)
         self.context_length = check_integer("context_length", context_length, 0)
-        self.stateful = bool(stateful)
         self.target_counting = target_counting
         check_choice("target_counting", target_counting, ("all", "original"))
         self._check_sizes()
@@ -136,11 +134,6 @@ class TokenStream(keras.utils.PyDataset):
         return x, y, counts[:, self.context_length :].astype("float32")
 
     def _check_sizes(self):
-        if self.stateful and self.context_length:
-            raise ValueError(
-                "With stateful=True the model carries the context in its state, and "
-                f"`context_length` must be 0. Received: context_length={self.context_length}"
-            )
         if self.context_length >= self.sequence_length:
             raise ValueError(
                 "`context_length` must be smaller than `sequence_length`, or nothing is scored. "
@@ -163,7 +156,9 @@ class ExampleStream(keras.utils.PyDataset):
     the batch of the examples `rows`; `counts` is 0 for padding examples.
     """
 
-    def __init__(self, groups, batch_size, seed, shuffle):
+    def __init__(
+        self, groups: Sequence[np.ndarray], batch_size: int, seed: int, shuffle: bool
+    ) -> None:
         super().__init__()
         self._groups = groups
         self.batch_size = check_integer("batch_size", batch_size, 1)
@@ -218,12 +213,12 @@ class SequenceStream(ExampleStream):
     the order of its epoch, and `shuffle=False`, or Keras shuffles the batches again.
 
     Args:
-        x: Array of shape `(examples, ...)`.
-        y: Array of shape `(examples, ...)`.
+        x: Array of shape (examples, ...).
+        y: Array of shape (examples, ...).
         batch_size: Positive integer, number of examples in a batch.
-        weight: Array of shape `(examples,)` or `(examples, time)`; every example needs a nonzero
+        weight: Array of shape (examples,) or (examples, time); every example needs a nonzero
             weight. Defaults to `None`, all ones.
-        seed: Nonnegative integer, determines the order. Defaults to 0.
+        seed: Nonnegative integer, determines the order. Defaults to `0`.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
         augment: Function `(x, generator)` that returns augmented inputs of a batch, using a
             `numpy.random.Generator` seeded by seed, epoch and batch. Defaults to `None`.
@@ -246,7 +241,7 @@ class SequenceStream(ExampleStream):
         seed: int = 0,
         shuffle: bool = False,
         augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
-    ):
+    ) -> None:
         self._augment = augment
         self._x, self._y = np.asanyarray(x), np.asanyarray(y)
         self._weight = None if weight is None else np.asarray(weight, dtype="float32")
@@ -254,7 +249,7 @@ class SequenceStream(ExampleStream):
         super().__init__([np.arange(len(self._x))], batch_size, seed, shuffle)
 
     @property
-    def sequences_counted(self) -> int:
+    def targets_counted(self) -> int:
         """Number of examples in one epoch."""
         return len(self._x)
 
@@ -272,9 +267,9 @@ class SequenceStream(ExampleStream):
 class PianoRollStream(ExampleStream):
     """Padded batches `(x, y, weight)` of piano rolls, where frame t predicts frame t + 1.
 
-    - `x`: float32 of shape `(batch_size, time, 88)`, all frames but the last;
+    - `x`: float32 of shape (batch, time, 88), all frames but the last;
     - `y`: float32 of the same shape, all frames but the first;
-    - `weight`: float32 of shape `(batch_size, time)`, 1 for frames and 0 for padding.
+    - `weight`: float32 of shape (batch, time), 1 for frames and 0 for padding.
 
     Padding follows the frames, so the outputs of a causal model at real frames do not depend on it.
 
@@ -284,15 +279,15 @@ class PianoRollStream(ExampleStream):
     roll and epoch in the same way.
 
     Args:
-        rolls: Sequence of arrays of shape `(frames, 88)` with values 0 and 1, at least 2 frames
+        rolls: Sequence of arrays of shape (frames, 88) with values 0 and 1, at least 2 frames
             each.
         batch_size: Positive integer, number of rolls in a batch.
-        seed: Nonnegative integer, determines the order. Defaults to 0.
+        seed: Nonnegative integer, determines the order. Defaults to `0`.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
         transpose: Float in [0, 1], probability of transposing a roll by -6 to 5 semitones. Notes
-            outside the keyboard are dropped. Defaults to 0.
+            outside the keyboard are dropped. Defaults to `0`.
         note_dropout: Float in [0, 1), rate at which individual notes of `x` are dropped; `y` keeps
-            them. Defaults to 0.
+            them. Defaults to `0`.
 
     Example:
 
@@ -310,7 +305,7 @@ class PianoRollStream(ExampleStream):
         shuffle: bool = False,
         transpose: float = 0.0,
         note_dropout: float = 0.0,
-    ):
+    ) -> None:
         _check_rolls(rolls)
         if not 0 <= transpose <= 1:
             raise ValueError(f"`transpose` must be in [0, 1]. Received: transpose={transpose}")
@@ -322,7 +317,7 @@ class PianoRollStream(ExampleStream):
         bucket = np.searchsorted(lengths, steps)
         used = np.unique(bucket)
         self.lengths = tuple(lengths[used].tolist())
-        self.frames_counted = int(steps.sum())
+        self.targets_counted = int(steps.sum())
         super().__init__([np.flatnonzero(bucket == i) for i in used], batch_size, seed, shuffle)
 
     def _batch(self, group, rows, counts):
@@ -361,15 +356,15 @@ class EpochOrder(keras.callbacks.Callback):
 
     Example:
 
-    >>> stream = SequenceStream(x, y, batch_size=32, shuffle=True)  # doctest: +SKIP
-    >>> model.fit(stream, shuffle=False, callbacks=[EpochOrder(stream)])  # doctest: +SKIP
+    >>> stream = SequenceStream(x, y, batch_size=32, shuffle=True)
+    >>> model.fit(stream, shuffle=False, callbacks=[EpochOrder(stream)])
     """
 
-    def __init__(self, stream: Any):
+    def __init__(self, stream: Any) -> None:
         super().__init__()
         self.stream = stream
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.stream.epoch = epoch
 
 

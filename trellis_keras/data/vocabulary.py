@@ -51,7 +51,9 @@ class Vocabulary:
     'the cat\\n'
     """
 
-    def __init__(self, tokens: Iterable[str], unit: str = "word", unknown: str | None = None):
+    def __init__(
+        self, tokens: Iterable[str], unit: str = "word", unknown: str | None = None
+    ) -> None:
         tokens = tuple(tokens)
         _check_vocabulary(tokens, unit, unknown)
         self.tokens = tokens

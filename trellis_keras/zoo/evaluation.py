@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream
 from trellis_keras.layers.checks import check_choice
 from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
 from trellis_keras.scoring import METRICS
@@ -15,6 +16,7 @@ from trellis_keras.zoo.datasets.registry import SPLITS, Dataset
 from trellis_keras.zoo.registry import Recipe
 from trellis_keras.zoo.run import load_best
 
+_COUNTED = {TokenStream: "targets", PianoRollStream: "frames", SequenceStream: "sequences"}
 _LOSSES = ("mse", "cross_entropy", "frame_nll")  # published figures that are the loss
 
 
@@ -56,10 +58,7 @@ def evaluate(
         results.setdefault(recipe.metric, results["loss"])
     elif recipe.metric not in results:
         raise ValueError(f"{recipe.name} has no metric {recipe.metric!r}. Received: {[*results]}")
-    for kind in ("targets", "frames", "sequences"):
-        if hasattr(stream, f"{kind}_counted"):
-            return {**results, kind: getattr(stream, f"{kind}_counted")}
-    return results
+    return {**results, _COUNTED[type(stream)]: stream.targets_counted}
 
 
 def representative_data(recipe: Recipe, rows: int = 32) -> np.ndarray:

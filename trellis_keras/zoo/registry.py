@@ -150,7 +150,12 @@ class Recipe:
         batch_size, options = self.training.batch_size, self.training.stream
         if self.reads_text:
             tokens = np.broadcast_to(np.int32(0), batch_size + 1)
-            TokenStream(tokens, batch_size, stateful=self.stateful, **options)
+            TokenStream(tokens, batch_size, **options)
+            if self.stateful and options["context_length"]:
+                raise ValueError(
+                    "`context_length` must be 0 with stateful=True: the state is the context. "
+                    f"Received: context_length={options['context_length']}"
+                )
         elif "shift" in options:
             check_integer("shift", options["shift"], 0)
         elif options:
@@ -341,8 +346,7 @@ class Recipe:
         """
         batch_size, options = self.training.batch_size, self.training.stream
         if self.reads_text:
-            counting: Any = {"target_counting": target_counting}
-            return TokenStream(part, batch_size, stateful=self.stateful, **options, **counting)
+            return TokenStream(part, batch_size, target_counting=target_counting, **options)
         if target_counting != "all":
             raise ValueError(f"`target_counting` is for text. Received: {target_counting!r}")
         order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
