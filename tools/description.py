@@ -30,16 +30,14 @@ _PERMUTATION = (
     "Permuted MNIST: the papers do not publish their permutation of the pixels. Ours is the first "
     "of NumPy's `RandomState(92916)`."
 )
-_PTB = (
-    "Penn Treebank of the LRU paper: the paper names 'around 5 million characters', split 90/5/5. "
-    "By default the zoo joins three files, 5.90 million characters; `files=train` splits the "
-    "training file alone, 5.06 million. A 7-gram model differs by 0.028 nats between the two, as "
-    "much as most of these margins, so results on the joined text are not compared."
-)
-_NOVEL = (
-    "War and Peace: the paper names 'around 5 million characters'; the commonly used text, also "
-    "used here, has 3.2 million, so results are not compared."
-)
+_OTHER_TEXTS = {
+    "char_ptb": "Penn Treebank of the LRU paper: the paper names 'around 5 million characters', "
+    "split 90/5/5. By default the zoo joins three files, 5.90 million characters; `files=train` "
+    "splits the training file alone, 5.06 million. A 7-gram model differs by 0.028 nats between "
+    "the two, as much as most of these margins, so results on the joined text are not compared.",
+    "war_and_peace": "War and Peace: the paper names 'around 5 million characters'; the commonly "
+    "used text, also used here, has 3.2 million, so results are not compared.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +97,9 @@ class Description:
         if self.recipe.metric == "accuracy":
             found, wanted = 1 - found, 1 - wanted
         floor = _floor(self.recipe)
-        if floor is not None and found > _FLOOR * floor:
+        if floor is not None and min(found, wanted) > _FLOOR * floor:
             return "at the floor"
-        if self.remark in (_PTB, _NOVEL) and self.recipe.data_options.get("files") != "train":
+        if _is_other_text(self.value) and self.recipe.data_options.get("files") != "train":
             return "other text"
         above = found / wanted - 1
         if above > _MARGIN:
@@ -133,9 +131,13 @@ class Description:
 def remark(value):
     """Returns what sets the zoo's data apart from those of a published value, or None."""
     data = registry.recipe(value.model).data
-    if value.source.startswith("LRU"):
-        return {"char_ptb": _PTB, "war_and_peace": _NOVEL}.get(data)
+    if _is_other_text(value):
+        return _OTHER_TEXTS[data]
     return _PERMUTATION if data == "permuted_mnist" else None
+
+
+def _is_other_text(value):
+    return value.source.startswith("LRU") and registry.recipe(value.model).data in _OTHER_TEXTS
 
 
 def number(text):

@@ -74,11 +74,12 @@ def summary(found):
     alone = sum(len(one.run.seeds) == 1 for one in better)
     level = f"{len(of['level'])} {'is' if len(of['level']) == 1 else 'are'}"
     text = (
-        f"{len(trained)} of the papers' {len(published())} values were trained here, by the "
-        f"paper's recipe or a fast one. {len(better)} are better by a margin of 2 % or two "
-        f"standard errors, {fast} of them with the levers of the fast recipes (AdamW, one cosine "
-        f"cycle of the learning rate, augmentation, chrono initialization); {baselines} are "
-        f"recurrent baselines, which the papers tuned little, and {alone} rest on one seed. "
+        f"Of the {len(published())} published values that a zoo model can be compared with, "
+        f"{len(trained)} were trained here, by the paper's recipe or a fast one. {len(better)} are "
+        f"better by a margin of 2 % or two standard errors, {fast} of them with the levers of the "
+        f"fast recipes (AdamW, one cosine cycle of the learning rate, augmentation, chrono "
+        f"initialization); {baselines} are recurrent baselines, which the papers tuned little, and "
+        f"{alone} rest on one seed. "
         f"{level} level{f', {len(within)} within 5 %' if within else ''}. "
         f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from another "
         f"text than the paper's, and {len(of['at the floor'])} are at the floor: none of these "
@@ -100,12 +101,12 @@ def _name(value, *more):
     return f"{value.model} ({', '.join(words)})" if words else value.model
 
 
-def _short(number):
-    return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}K"
+def _short(size):
+    return f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.0f}K"
 
 
 def front(found):
-    """Returns the section of README.md: the summary, and a table of families."""
+    """Returns the section of README.md: a table of families."""
     families = {
         "`trellisnet_*`, text": lambda v, data: v.model.startswith("trellisnet") and data in _TEXTS,
         "`trellisnet_*`, pixels": lambda v, data: v.model.startswith("trellisnet"),
@@ -123,7 +124,13 @@ def front(found):
         rest = [value for value in rest if value not in own]
         ours = counts(trained[key(value)] for value in own if key(value) in trained)
         rows.append([name, str(len(own)), ours or "-"])
-    return f"{summary(found)}\n\n" + _table(["models", "values", "trained here"], rows)
+    text = (
+        f"Of the {len(published())} published values that a zoo model can be compared with, "
+        f"{len(trained)} were trained here; [docs/results.md](docs/results.md) names those that "
+        "are behind."
+    )
+    lines = textwrap.fill(text, 100, break_on_hyphens=False)
+    return f"{lines}\n\n" + _table(["models", "values", "trained here"], rows)
 
 
 def runs_table(found):
@@ -173,8 +180,8 @@ def results_page(found):
             runs.setdefault(key(one.value), []).append(one)
 
     def place(value):
-        paper, _, number = value.source.split()
-        return list(PAPERS).index(paper), int(number)
+        paper, _, table = value.source.split()
+        return list(PAPERS).index(paper), int(table)
 
     sections = []
     values = sorted(published(), key=place)
