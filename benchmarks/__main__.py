@@ -1,15 +1,17 @@
 """Runs benchmark cases, each variant in its own process, and writes JSON and Markdown."""
 
 import fnmatch
+import itertools
 import pathlib
 import statistics
 from typing import Annotated
 
+import keras
 import typer
 
 from benchmarks import classification, edge, forecasts, integers, rivals
 from benchmarks.cases import CASES
-from benchmarks.results import heading, machine, write, write_figures
+from benchmarks.results import append_rows, heading, machine, read_rows, write, write_figures
 from benchmarks.worker import Worker
 
 # Benchmarks that run their variants themselves.
@@ -20,6 +22,8 @@ OWN = {
     "forecasts": (forecasts, "public series, compared with other packages"),
     "classification": (classification, "UCR and UEA archives, accuracy in %"),
 }
+IN_ROUNDS = ("edge", "rivals")  # of these
+TABLES = ("forecasts", "classification")  # CSV files, to which missing rows are added
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -38,7 +42,9 @@ def run(
     names: Annotated[
         list[str] | None, typer.Argument(help="Cases, or patterns such as 'tcn_*'. Default: all.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Timed steps per variant.")] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(help="Timed steps per variant.", show_default="5")
+    ] = None,
     variants: Annotated[
         list[str] | None, typer.Option(help="Only variants with this in the name; can be repeated.")
     ] = None,
@@ -52,29 +58,49 @@ def run(
 
     KERAS_BACKEND chooses the backend. With JAX on a GPU, memory is the GPU's.
     """
-    folder = pathlib.Path(output)
-    patterns = names or ["*"]
-    for name in OWN.keys() & set(patterns):
-        typer.echo(OWN[name][0].run(folder, rounds))
-    patterns = [pattern for pattern in patterns if pattern not in OWN]
-    unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
-    names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
-    if unknown:
-        raise typer.BadParameter(f"Unknown cases {unknown}. Available: {list(CASES)}")
-    for name in names:
-        parts = variants or [""]
-        chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
-        left_out = [v for v in CASES[name].left_out(machine()["backend"]) if v in chosen]
-        chosen = [v for v in chosen if v not in left_out]
-        products = _products()
-        figures = measure(name, chosen, rounds, against)
-        results = {"case": name, "machine": machine() | products, "variants": figures}
-        results["left_out"] = left_out
-        table = markdown(name, results)
+    folder, known = pathlib.Path(output), [*CASES, *OWN]
+    found = {pattern: fnmatch.filter(known, pattern) for pattern in names or ["*"]}
+    if unknown := [pattern for pattern, matching in found.items() if not matching]:
+        raise typer.BadParameter(f"Unknown cases {unknown}. Available: {known}")
+    chosen = list(dict.fromkeys(itertools.chain(*found.values())))
+    given = {"--variants": variants, "--against": against, "--rounds": rounds}
+    for name in OWN.keys() & set(chosen):
+        accepted = {"--rounds"} if name in IN_ROUNDS else set()
+        if refused := [k for k in given.keys() - accepted if given[k] is not None]:
+            raise typer.BadParameter(f"{name} has no {' and '.join(sorted(refused))}.")
+    for name in chosen:
+        stem = folder / f"{name}-{keras.backend.backend()}"
+        if name in TABLES:
+            stem = folder / name
+            results = _with_missing_rows(name, stem.with_suffix(".csv"))
+        else:
+            results = _results(name, rounds or 5, variants, against)
+            write_figures(stem.with_suffix(".json"), results)
+        table = (OWN[name][0].markdown if name in OWN else markdown)(results)
         typer.echo(table)
-        stem = f"{name}-{results['machine']['backend']}"
-        write_figures(folder / f"{stem}.json", results)
-        write(folder / f"{stem}.md", table)
+        write(stem.with_suffix(".md"), table)
+
+
+def _with_missing_rows(name, path):
+    module = OWN[name][0]
+    for rows in module.missing_rows(read_rows(path)):
+        append_rows(path, rows)
+    return {"case": name, "machine": machine(), "rows": read_rows(path)}
+
+
+def _results(name, rounds, variants, against):
+    if name in OWN:
+        module = OWN[name][0]
+        figures = module.measure(rounds) if name in IN_ROUNDS else module.measure()
+        return {"case": name, "machine": machine(), **figures}
+    parts = variants or [""]
+    chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
+    left_out = [v for v in CASES[name].left_out(keras.backend.backend()) if v in chosen]
+    chosen = [v for v in chosen if v not in left_out]
+    products = _products()
+    figures = measure(name, chosen, rounds, against)
+    results = {"case": name, "machine": machine() | products, "variants": figures}
+    return results | {"left_out": left_out}
 
 
 def _products():
@@ -109,9 +135,10 @@ def measure(name, variants, rounds, against=None):
             worker.kill()
 
 
-def markdown(name, results):
+def markdown(results):
     """Returns the results of a case as a Markdown table."""
-    case, figures = CASES[name], results["variants"]
+    name, figures = results["case"], results["variants"]
+    case = CASES[name]
     lines = [
         *heading(f"{name}: {case.about}", results["machine"]),
         "| variant | device | step, s (median of steps) | times faster | peak, GiB "
@@ -119,15 +146,14 @@ def markdown(name, results):
         "|---|---|---|---|---|---|---|",
     ]
     for variant, f in figures.items():
-        base, base_amount = _reference(case, variant, figures)
-        # For amounts in tokens, compares the time per token.
-        amount = f["amount"] if 0 < f["amount"] < 1e6 else 1
-        other = base_amount if 0 < base_amount < 1e6 else 1
-        per_unit = f["step_s"] / amount
-        ratio = f"{base / other / per_unit:.2f}" if base else ""
-        rate = f"{f['amount'] / f['step_s'] / 1e9:.0f}" if f["amount"] >= 1e6 else ""
+        seconds, rate = _seconds(case, f), ""
+        reference = f"before: {variant}" if f"before: {variant}" in figures else case.baseline
+        base = figures.get(reference)
+        ratio = f"{_seconds(case, base) / seconds:.2f}" if base else ""
+        if case.unit == "operation" and f["amount"]:
+            rate = f"{f['amount'] / f['step_s'] / 1e9:.0f}"
         lines.append(
-            f"| {variant} | {f['device']} | {per_unit:.4g} | {ratio} | {f['peak_gib']:.2f} | "
+            f"| {variant} | {f['device']} | {seconds:.4g} | {ratio} | {f['peak_gib']:.2f} | "
             f"{f['first_call_s'] - f['step_s']:.1f} | {rate} |"
         )
     if left_out := results.get("left_out"):
@@ -135,11 +161,9 @@ def markdown(name, results):
     return "\n".join(lines) + "\n"
 
 
-def _reference(case, variant, figures):
-    """Returns seconds and amount of the reference: the "before" variant, or the baseline."""
-    reference = f"before: {variant}" if f"before: {variant}" in figures else case.baseline
-    found = figures.get(reference, {})
-    return found.get("step_s"), found.get("amount") or 1
+def _seconds(case, figures):
+    """Returns the time of a step, or of a token."""
+    return figures["step_s"] / (figures["amount"] if case.unit == "token" else 1)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,16 @@ class Case:
 
     Attributes:
         about: One-line description of a step.
-        variants: {name: function that returns `step() -> amount`}. The amount is in floating-point
-            operations of the full computation (0 if not counted), or in tokens.
-        baseline: The variant that the others are compared with, or None.
+        variants: {name: function that returns `step() -> amount`}.
+        baseline: String, the variant that the others are compared with. Defaults to `None`.
+        unit: What the amount of a step counts: `"token"`, or `"operation"`, floating-point
+            operations of the full computation, 0 if not counted. Defaults to `"operation"`.
     """
 
     about: str
     variants: dict[str, Callable]
     baseline: str | None = None
+    unit: str = "operation"
 
     def left_out(self, backend):
         """Returns the variants that a backend lacks: on JAX, Keras has no graphs without XLA."""
@@ -72,9 +74,9 @@ def layer_training(
         shape: (steps, channels) of the inputs.
         batch: Integer, number of sequences.
         outputs: Integer, units of a Dense layer on top: classes, or 1 for regression. Defaults to
-            0, no such layer.
-        jit_compile: Whether to compile with XLA.
-        plain: Whether to compute every position, without kernels.
+            `0`, no such layer.
+        jit_compile: Boolean, whether to compile with XLA.
+        plain: Boolean, whether to compute every position, without kernels.
         policy: String, dtype policy.
         amount: Float, floating-point operations of the full computation.
     """
@@ -137,7 +139,7 @@ SHAPES = {
 }
 
 
-def keras_tcn(filters, kernel_size, depth):
+def keras_tcn(filters, kernel_size, depth, return_sequences=False):
     """keras-tcn's network without skip connections, which TCN and the paper do not have."""
 
     def make():
@@ -148,10 +150,15 @@ def keras_tcn(filters, kernel_size, depth):
             kernel_size,
             dilations=[2**i for i in range(depth)],
             use_skip_connections=False,
-            return_sequences=False,
+            return_sequences=return_sequences,
         )
 
     return make
+
+
+def receptive_field(filters, kernel_size, depth):
+    """Steps that an output of a TCN depends on: two convolutions a block, dilations 1, 2, 4..."""
+    return 1 + 2 * (kernel_size - 1) * (2**depth - 1)
 
 
 def lru_cells():
@@ -240,7 +247,7 @@ def adaptive_softmax(**options):
 # Steps: inference
 
 
-def inference(make, inputs, jit_compile=True, amount=1):
+def inference(make, inputs, jit_compile=True):
     """The outputs of a whole input; `make` returns a function of it, and its variables."""
 
     def build():
@@ -255,7 +262,7 @@ def inference(make, inputs, jit_compile=True, amount=1):
 
         def step():
             np.asarray(compiled(x))
-            return amount
+            return 1
 
         return step
 
@@ -388,8 +395,6 @@ def every_window(truncation=32):
 
 ADDING = {"filters": 24, "kernel_size": 8, "depth": 8}
 PIXELS = {"filters": 25, "kernel_size": 7, "depth": 8}
-# Two convolutions per block, with dilations 1, 2, 4, ...
-RECEPTIVE_FIELD = 1 + 2 * (ADDING["kernel_size"] - 1) * (2 ** ADDING["depth"] - 1)
 # The zoo's models, in float32 and bfloat16, with and without XLA.
 PRECISION = ("trellisnet_seq_mnist", "tcn_seq_mnist", "tcn_ptb", "tcn_char_ptb", "lstm_ptb")
 PRECISION += ("tcn_adding", "tcn_copy_memory", "lru_char_ptb")
@@ -419,8 +424,9 @@ def tcn_case(about, shape, sizes, outputs):
 
 
 def tcn_streaming_case(batch):
-    theirs, field = whole(keras_tcn(**ADDING)), numbers(batch, RECEPTIVE_FIELD, 2)
-    name = f"keras-tcn, receptive field of {RECEPTIVE_FIELD}"
+    steps = receptive_field(**ADDING)
+    theirs, field = whole(keras_tcn(**ADDING)), numbers(batch, steps, 2)
+    name = f"keras-tcn, receptive field of {steps}"
 
     def ours():
         layer = TCN(**ADDING, return_sequences=False)
@@ -436,6 +442,7 @@ def tcn_streaming_case(batch):
             "streamed": streamed(ours, numbers(batch, 64, 2), ADDING["filters"]),
         },
         baseline=f"{name}, XLA",
+        unit="token",
     )
 
 
@@ -450,6 +457,7 @@ def word_case(batch, about, greedy, ours):
             **ours,
         },
         baseline=window,
+        unit="token",
     )
 
 
@@ -476,6 +484,7 @@ def theorem1_case(batch):
         "512 steps (the variant LSTM is not truncated, which is a different function)",
         compilers(inference, makers, inputs=numbers(batch, 512, 128)),
         baseline="every window, graph",
+        unit="token",
     )
 
 

@@ -22,12 +22,12 @@ import importlib.util
 import itertools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.results import append_rows, heading, machine, read_rows, write
+from benchmarks.results import heading
 
 SEEDS = range(5)
 _AEON = {"ItalyPowerDemand", "OSULeaf"}
@@ -134,10 +134,9 @@ VARIANTS: dict[str, Callable] = {
 }
 
 
-def run(folder: pathlib.Path, turns: int) -> str:
-    """Adds missing rows to the CSV file in a folder and returns the table."""
-    output = folder / "classification.csv"
-    done = {(row["set"], row["classifier"], row["seed"]) for row in read_rows(output)}
+def missing_rows(rows: list[dict[str, str]]) -> Iterator[list[dict]]:
+    """Computes and yields the rows that are not among `rows`."""
+    done = {(row["set"], row["classifier"], row["seed"]) for row in rows}
     for name in SETS:
         x, labels, others, actual = load(name)
         for kind, seed in itertools.product(VARIANTS, SEEDS):
@@ -148,11 +147,13 @@ def run(folder: pathlib.Path, turns: int) -> str:
             row = {"half": "reported", "set": name, "classifier": kind, "seed": seed}
             row["accuracy"] = f"{np.mean(found == actual):.4f}"
             row["seconds"] = f"{time.perf_counter() - start:.1f}"
-            append_rows(output, [row])
+            yield [row]
+
+
+def markdown(results: dict) -> str:
+    """Returns the results as Markdown."""
     title = "classification: UCR and UEA archives, accuracy in %"
-    text = "\n".join([*heading(title, machine()), table(read_rows(output)), ""])
-    write(folder / "classification.md", text)
-    return text
+    return "\n".join([*heading(title, results["machine"]), table(results["rows"]), ""])
 
 
 def table(rows: list[dict[str, str]]) -> str:

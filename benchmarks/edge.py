@@ -21,10 +21,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
 from benchmarks import cases, cortex_m
-from benchmarks.results import heading, machine, write, write_figures
+from benchmarks.results import heading
 from keras_streams import compiled_step
 from keras_streams.c import fixed_source, proven_source
 from keras_streams.compiled import write_source
@@ -243,9 +244,7 @@ def _stepped(net, compiled):
 def keras_tcn(net):
     if net.size is None:
         return None
-    _, taps, depth = net.size
-    receptive_field = 1 + 2 * (taps - 1) * (2**depth - 1)
-    window = np.zeros((1, receptive_field, net.x.shape[1]), "float32")
+    window = np.zeros((1, cases.receptive_field(*net.size), net.x.shape[1]), "float32")
     run = cases.inference(cases.whole(cases.keras_tcn(*net.size)), lambda: window)()
     return _in_python(lambda x: run(), None, 20), None
 
@@ -300,17 +299,15 @@ def _in_python(step, x, count, finish=lambda y: y):
     return turn
 
 
-def run(folder, turns):
-    """Measures all nets, writes the figures, and returns their table."""
+def measure(rounds):
+    """Returns the figures of all nets."""
+    if keras.backend.backend() != "tensorflow":
+        raise SystemExit("edge measures the calls of TensorFlow: set KERAS_BACKEND=tensorflow.")
     nets = {}
     for name, (model, size) in _nets().items():
         with tempfile.TemporaryDirectory() as files:
-            nets[name] = measure(model, pathlib.Path(files), turns, size)
-    results = {"case": "edge", "machine": machine(), "nets": nets}
-    table = markdown(results)
-    write_figures(folder / "edge-tensorflow.json", results)
-    write(folder / "edge-tensorflow.md", table)
-    return table
+            nets[name] = _figures(model, pathlib.Path(files), rounds, size)
+    return {"nets": nets}
 
 
 def _nets():
@@ -336,7 +333,7 @@ def _nets():
     return nets
 
 
-def measure(model, folder, turns, size):
+def _figures(model, folder, rounds, size):
     """Returns the figures of a net."""
     source, x, expected = proven_source(model, "model")
     export(model, folder / "model.c", format="c")
@@ -352,7 +349,7 @@ def measure(model, folder, turns, size):
         if found is not None:
             ways[name], differences[name] = found
     microseconds: dict[str, list] = {name: [] for name in ways}
-    for _ in range(turns):
+    for _ in range(rounds):
         for name, turn in ways.items():
             microseconds[name].append(turn())
     return {

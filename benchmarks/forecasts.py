@@ -23,12 +23,12 @@ import json
 import pathlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.results import append_rows, heading, machine, read_rows, write
+from benchmarks.results import heading, read_rows
 
 HALVES = ("held out", "new")
 ORIGINS = 10
@@ -275,26 +275,29 @@ VARIANTS: dict[str, Callable] = {
 # Figures
 
 
-def run(folder: pathlib.Path, turns: int) -> str:
-    """Adds missing rows to the CSV file in a folder and returns the tables."""
-    output = folder / "forecasts.csv"
-    done = {(row["series"], row["forecaster"]) for row in read_rows(output)}
+def missing_rows(rows: list[dict[str, str]]) -> Iterator[list[dict]]:
+    """Computes and yields the rows that are not among `rows`, those of a forecaster at a time."""
+    done = {(row["series"], row["forecaster"]) for row in rows}
     pairs = [(series, values_of(series)) for series in reported()]
     for series, values in sorted(pairs, key=lambda pair: len(pair[1])):
         about = {"half": series["half"], "series": name_of(series), "step": series["step"]}
+        about["rows"] = len(values)
         for kind, forecaster in VARIANTS.items():
             if (about["series"], kind) in done:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = measure(values, series["step"], forecaster)
-            about["rows"] = len(values)
-            rows = [{**about, "forecaster": part or kind, **found[part]} for part in found]
-            append_rows(output, rows)
+            yield [{**about, "forecaster": part or kind, **found[part]} for part in found]
+
+
+def markdown(results: dict) -> str:
+    """Returns the results as Markdown."""
     title = "forecasts: public series, compared with other packages"
-    text = "\n".join([*heading(title, machine()), tables(pd.read_csv(output)), ""])
-    write(folder / "forecasts.md", text)
-    return text
+    numbers = ["rows", "mae", "coverage", "score", "seconds"]
+    rows = pd.DataFrame(results["rows"])
+    rows[numbers] = rows[numbers].apply(pd.to_numeric)
+    return "\n".join([*heading(title, results["machine"]), tables(rows), ""])
 
 
 def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, dict[str, str]]:

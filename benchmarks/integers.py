@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from benchmarks.results import heading, machine, write, write_figures
+from benchmarks.results import heading
 from keras_streams import native
 
 STEPS, FEATURES, CLASSES = 20, 10, 10
@@ -46,17 +46,8 @@ NETS = {"GRU": recurrent, "DS-CNN": ds_cnn}
 VARIANTS = ["Keras", "int8", "int8_rings"]
 
 
-def run(folder, rounds):
-    """Compares the accuracies, writes them to the folder and returns their table."""
-    results = {"case": "integers", "machine": machine(), "nets": accuracies()}
-    table = markdown(results)
-    write_figures(folder / "integers.json", results)
-    write(folder / "integers.md", table)
-    return table
-
-
-def accuracies(tests=1000):
-    """Returns {net: {way: accuracy}}."""
+def measure(tests=1000):
+    """Returns {"nets": {net: {way: accuracy}}}."""
     rng = np.random.default_rng(0)
     patterns = rng.normal(size=(CLASSES, STEPS, FEATURES)).cumsum(axis=1) / 3
     x, labels = keywords(rng, patterns, 4000)
@@ -74,7 +65,7 @@ def accuracies(tests=1000):
             stream = native(model, quantization=way, **options)
             scores = np.stack([_last(stream, row) for row in x_test])
             results[name][way] = _accuracy(scores, labels_test)
-    return results
+    return {"nets": results}
 
 
 def _last(stream, row):

@@ -1,28 +1,18 @@
 """Where figures were measured, and the files that they are written to."""
 
 import csv
-import importlib.metadata
 import json
-import os
 
 from keras_streams.files import atomic_write
+from trellis_keras.zoo.environment import cpu_info, environment, vector_units
 
 
 def machine():
-    """Returns the measured environment: processor, cores, backend, versions and commit."""
-    from trellis_keras.zoo import environment  # imports Keras, which some processes do without
-
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    packages = ("keras", backend if backend == "tensorflow" else "jax")
-    return {
-        "processor": environment.processor(),
-        "processor model": environment.processor_model(),
-        "units": " ".join(environment.vector_units()),
-        "cores": os.cpu_count(),
-        "backend": backend,
-        **{package: importlib.metadata.version(package) for package in packages},
-        "commit": environment.commit(),
-    }
+    """Returns the measured environment: hardware, processor model, backend, versions, commit."""
+    fields = {"family": "cpu family", "model": "model\t", "stepping": "stepping"}
+    words = (f"{name} {cpu_info(field)}" for name, field in fields.items())
+    model = {"processor model": ", ".join(words), "units": " ".join(vector_units())}
+    return environment() | model
 
 
 def heading(title, machine):

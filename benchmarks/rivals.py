@@ -17,14 +17,13 @@ import time
 
 import numpy as np
 
-from benchmarks.results import heading, machine, write, write_figures
+from benchmarks.results import heading
 from benchmarks.worker import Worker, serve
 
 # Frameworks and the package are imported by the functions: each program has its own process.
 
 BATCH, TIME, CHANNELS = 32, 600, 2
 TAPS, DEPTH, FILTERS = 8, 8, 24
-RECEPTIVE_FIELD = 1 + 2 * (TAPS - 1) * (2**DEPTH - 1)
 STEPS = 1000  # to compare with the full pass
 
 
@@ -123,23 +122,16 @@ class KerasTCN(_Keras):
     package = "keras-tcn"
 
     def __init__(self):
-        import tcn
+        from benchmarks import cases
 
-        def backbone(return_sequences):
-            return tcn.TCN(
-                FILTERS,
-                TAPS,
-                dilations=[2**i for i in range(DEPTH)],
-                use_skip_connections=False,
-                return_sequences=return_sequences,
-            )
-
-        super().__init__(backbone(False), backbone(True))
+        size = FILTERS, TAPS, DEPTH
+        self.steps = cases.receptive_field(*size)
+        super().__init__(cases.keras_tcn(*size)(), cases.keras_tcn(*size, True)())
 
     def reset(self):
         import tensorflow as tf
 
-        self.window = np.zeros((1, RECEPTIVE_FIELD, CHANNELS), "float32")
+        self.window = np.zeros((1, self.steps, CHANNELS), "float32")
         self.state_bytes = self.window.nbytes
         self.compiled = tf.function(lambda x: self.model(x)[:, -1], jit_compile=True)
 
@@ -289,24 +281,15 @@ VARIANTS = {
 _MODULES = {"keras-tcn": "tcn", "pytorch-tcn": "pytorch_tcn"}
 
 
-def run(folder, turns):
-    """Measures all programs, writes the figures, and returns their table."""
-    results = {"case": "rivals", "machine": machine(), "programs": measure(turns)}
-    table = markdown(results)
-    write_figures(folder / "rivals.json", results)
-    write(folder / "rivals.md", table)
-    return table
-
-
-def measure(turns):
-    """Returns {program: its properties and the medians of its turns}."""
+def measure(rounds):
+    """Returns {"programs": {program: its properties and the medians of its turns}}."""
     workers = {}
     for name, program in VARIANTS.items():
         if importlib.util.find_spec(_MODULES.get(program.package, program.package)) is not None:
             workers[name] = Worker("benchmarks.rivals", name)
     try:
         figures = {name: worker.ask("facts") for name, worker in workers.items()}
-        measured = [{n: worker.ask("turn") for n, worker in workers.items()} for _ in range(turns)]
+        measured = [{n: worker.ask("turn") for n, worker in workers.items()} for _ in range(rounds)]
     finally:
         for worker in workers.values():
             worker.kill()
@@ -314,7 +297,7 @@ def measure(turns):
         found["turns"] = [turn[name] for turn in measured]
         for key in ("train_ms", "step_us"):
             found[key] = statistics.median(turn[key] for turn in found["turns"])
-    return figures
+    return {"programs": figures}
 
 
 def work(name):

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import classification, rivals
+from benchmarks.__main__ import app
 from benchmarks.results import read_rows
 from tests.support.processes import ROOT, run_module
 
@@ -23,6 +25,19 @@ def test_a_case_writes_its_figures(tmp_path):
     assert len(figures["steps_s"]) == 2 and figures["peak_gib"] > 0
     assert figures["first_call_s"] > 0 and figures["step_s"] > 0
     assert (tmp_path / "depth-tensorflow.md").read_text() in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["ed*", "gam"], "gam"),
+        (["ed*", "--variants", "C"], "edge has no --variants"),
+        (["integers", "--rounds", "3"], "integers has no --rounds"),
+    ],
+)
+def test_wrong_arguments_end_before_anything_runs(arguments, named):
+    answer = CliRunner().invoke(app, ["run", *arguments])
+    assert answer.exit_code == 2 and named in answer.output
 
 
 def test_the_guide_has_the_table_of_classification():

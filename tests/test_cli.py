@@ -218,7 +218,7 @@ def test_wrong_options_are_refused_before_data_are_loaded(
     ],
 )
 def test_the_precision_of_a_run(command, chosen, tmp_path, monkeypatch, flags, precision, policy):
-    monkeypatch.setattr(environment, "_cpu_info", lambda field: flags)
+    monkeypatch.setattr(environment, "cpu_info", lambda field: flags)
     command("train", "tcn_jsb", "--precision", precision, "--output", tmp_path / "run")
     assert [recipe.dtype_policy for recipe in chosen] == [policy]
 

@@ -71,22 +71,16 @@ def _fields(found, types):
 
 def processor() -> str:
     """Returns the processor's name."""
-    return _cpu_info("model name") or platform.processor() or platform.machine()
-
-
-def processor_model() -> str:
-    """Returns the processor's family and model, such as "family 25, model 17"."""
-    fields = {"family": "cpu family", "model": "model\t", "stepping": "stepping"}
-    return ", ".join(f"{name} {_cpu_info(field)}" for name, field in fields.items())
+    return cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def vector_units() -> list[str]:
     """Returns the processor's vector units, which determine the speed of matrix products."""
-    flags = _cpu_info("flags").split()
+    flags = cpu_info("flags").split()
     return [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in flags]
 
 
-def _cpu_info(field):
+def cpu_info(field):
     """Returns the value of a field of /proc/cpuinfo, or "" if it is missing."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
