@@ -131,7 +131,7 @@ class Net:
 
 
 # Each way takes a net and returns a function that times a turn (in microseconds per step) and the
-# largest difference from Keras, or None if the way does not apply to the net.
+# largest difference from Keras, or `None` if the way does not apply to the net.
 
 
 def c_by_hand(net):
@@ -311,7 +311,7 @@ def measure(rounds):
 
 
 def _nets():
-    """Returns {name: (model, size of a TCN or None)}."""
+    """Returns {name: (model, size of a TCN or `None`)}."""
 
     def classifier(backbone, classes):
         model = SequenceClassifier(backbone, classes)
@@ -394,7 +394,7 @@ def _on_chip(folder):
 
 
 def _code_bytes(folder):
-    """Returns the size of `model.c` as machine code in bytes, or None without binutils."""
+    """Returns the size of `model.c` as machine code in bytes, or `None` without binutils."""
     if shutil.which("size") is None or shutil.which("cc") is None:
         return None
     _compile(["-std=c99", "-Os", "-c", "model.c", "-o", "model.o"], folder)

@@ -47,7 +47,7 @@ class Description:
     Attributes:
         run: The `Run`.
         recipe: Its `Recipe`.
-        value: The `Published` value of the same network and data, or None.
+        value: The `Published` value of the same network and data, or `None`.
     """
 
     run: Run
@@ -124,12 +124,12 @@ class Description:
 
     @property
     def remark(self):
-        """What sets the data apart from the paper's, or None."""
+        """What sets the data apart from the paper's, or `None`."""
         return None if self.value is None else remark(self.value)
 
 
 def remark(value):
-    """Returns what sets the zoo's data apart from those of a published value, or None."""
+    """Returns what sets the zoo's data apart from those of a published value, or `None`."""
     data = registry.recipe(value.model).data
     if _is_other_text(value):
         return _OTHER_TEXTS[data]
@@ -146,7 +146,7 @@ def number(text):
 
 
 def _floor(recipe):
-    """Returns the loss or error rate of the best constant prediction, or None if unknown."""
+    """Returns the loss or error rate of the best constant prediction, or `None` if unknown."""
     if recipe.data == "adding":
         return 1 / 6  # variance of the sum of two uniform numbers
     if recipe.data == "copy_memory":

@@ -207,7 +207,7 @@ def results_page(found):
 
 
 def _runs_of(value, runs):
-    """Returns the runs of a value, preceded by None unless one has the paper's recipe."""
+    """Returns the runs of a value, preceded by `None` unless one has the paper's recipe."""
     found = runs.get(key(value), [])
     return found if any(one.recipe.setting is None for one in found) else [None, *found]
 
@@ -254,7 +254,7 @@ def _expected(value):
 
 
 def _core_seconds(value):
-    """Returns the time of the paper's recipe in seconds of one core, or None if not measured."""
+    """Returns the time of the paper's recipe in seconds of one core, or `None` if not measured."""
     cost = read_costs()["models"].get(value.model)
     if cost is None or value.source.startswith("LRU") and value.parameters == "24M":
         return None

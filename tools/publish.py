@@ -249,7 +249,7 @@ def _on_other_test_sets(recipe, model):
 
 
 def _wall_time(run):
-    """Returns the seconds of training in TensorBoard's logs, without pauses, or None."""
+    """Returns the seconds of training in TensorBoard's logs, without pauses, or `None`."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     seconds = []
