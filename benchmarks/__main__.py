@@ -11,19 +11,20 @@ import typer
 
 from benchmarks import classification, edge, forecasts, integers, rivals
 from benchmarks.cases import CASES
-from benchmarks.results import append_rows, heading, machine, read_rows, write, write_figures
+from benchmarks.results import (
+    ROUNDS,
+    append_rows,
+    heading,
+    machine,
+    read_rows,
+    write,
+    write_figures,
+)
 from benchmarks.worker import Worker
 
-# Benchmarks that run their variants themselves.
-OWN = {
-    "edge": (edge, "a step of small nets, as called"),
-    "rivals": (rivals, "training and steps of nets of one size"),
-    "integers": (integers, "accuracy of integer-only C"),
-    "forecasts": (forecasts, "public series, compared with other packages"),
-    "classification": (classification, "UCR and UEA archives, accuracy in %"),
-}
-IN_ROUNDS = ("edge", "rivals")  # of these
-TABLES = ("forecasts", "classification")  # CSV files, to which missing rows are added
+# Benchmarks that run their variants themselves. TABLES add missing rows to a CSV file.
+TABLES = {"forecasts": forecasts, "classification": classification}
+OWN = {"edge": edge, "rivals": rivals, "integers": integers, **TABLES}
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -33,8 +34,9 @@ def list_command():
     """List the cases."""
     for name, case in CASES.items():
         typer.echo(f"{name:14} {case.about}: {'; '.join(case.variants)}")
-    for name, (module, what) in OWN.items():
-        typer.echo(f"{name:14} {what}: {'; '.join(module.VARIANTS)}")
+    for name, module in OWN.items():
+        about, _, _ = module.__doc__.partition(".")
+        typer.echo(f"{name:14} {about}: {'; '.join(module.VARIANTS)}")
 
 
 @app.command()
@@ -42,9 +44,7 @@ def run(
     names: Annotated[
         list[str] | None, typer.Argument(help="Cases, or patterns such as 'tcn_*'. Default: all.")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Timed steps per variant.", show_default="5")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Timed steps per variant.")] = None,
     variants: Annotated[
         list[str] | None, typer.Option(help="Only variants with this in the name; can be repeated.")
     ] = None,
@@ -63,44 +63,37 @@ def run(
     if unknown := [pattern for pattern, matching in found.items() if not matching]:
         raise typer.BadParameter(f"Unknown cases {unknown}. Available: {known}")
     chosen = list(dict.fromkeys(itertools.chain(*found.values())))
-    given = {"--variants": variants, "--against": against, "--rounds": rounds}
-    for name in OWN.keys() & set(chosen):
-        accepted = {"--rounds"} if name in IN_ROUNDS else set()
-        if refused := [k for k in given.keys() - accepted if given[k] is not None]:
-            raise typer.BadParameter(f"{name} has no {' and '.join(sorted(refused))}.")
+    options = {"--rounds": rounds, "--variants": variants, "--against": against}
+    given = [option for option, value in options.items() if value is not None]
+    if given and (own := [name for name in chosen if name in OWN]):
+        raise typer.BadParameter(f"{', '.join(own)} have no {' and '.join(given)}.")
     for name in chosen:
-        stem = folder / f"{name}-{keras.backend.backend()}"
+        stem, results = f"{name}-{keras.backend.backend()}", {"case": name, "machine": machine()}
         if name in TABLES:
-            stem = folder / name
-            results = _with_missing_rows(name, stem.with_suffix(".csv"))
+            stem, path = name, folder / f"{name}.csv"
+            for rows in TABLES[name].missing_rows(read_rows(path)):
+                append_rows(path, rows)
+            results["rows"] = read_rows(path)
+        elif name in OWN:
+            results |= OWN[name].measure()
         else:
-            results = _results(name, rounds or 5, variants, against)
-            write_figures(stem.with_suffix(".json"), results)
-        table = (OWN[name][0].markdown if name in OWN else markdown)(results)
+            results["machine"] |= _products()
+            results |= _results(name, rounds or ROUNDS, variants or [""], against)
+        if name not in TABLES:
+            write_figures(folder / f"{stem}.json", results)
+        table = (OWN[name].markdown if name in OWN else markdown)(results)
         typer.echo(table)
-        write(stem.with_suffix(".md"), table)
+        write(folder / f"{stem}.md", table)
 
 
-def _with_missing_rows(name, path):
-    module = OWN[name][0]
-    for rows in module.missing_rows(read_rows(path)):
-        append_rows(path, rows)
-    return {"case": name, "machine": machine(), "rows": read_rows(path)}
-
-
-def _results(name, rounds, variants, against):
-    if name in OWN:
-        module = OWN[name][0]
-        figures = module.measure(rounds) if name in IN_ROUNDS else module.measure()
-        return {"case": name, "machine": machine(), **figures}
-    parts = variants or [""]
+def _results(name, rounds, parts, against):
+    left_out = CASES[name].left_out(keras.backend.backend())
     chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
-    left_out = [v for v in CASES[name].left_out(keras.backend.backend()) if v in chosen]
-    chosen = [v for v in chosen if v not in left_out]
-    products = _products()
-    figures = measure(name, chosen, rounds, against)
-    results = {"case": name, "machine": machine() | products, "variants": figures}
-    return results | {"left_out": left_out}
+    timed = [v for v in chosen if v not in left_out]
+    return {
+        "variants": measure(name, timed, rounds, against),
+        "left_out": [v for v in chosen if v in left_out],
+    }
 
 
 def _products():

@@ -25,7 +25,7 @@ import keras
 import numpy as np
 
 from benchmarks import cases, cortex_m
-from benchmarks.results import heading
+from benchmarks.results import ROUNDS, heading
 from keras_streams import compiled_step
 from keras_streams.c import fixed_source, proven_source
 from keras_streams.compiled import write_source
@@ -166,23 +166,27 @@ def native_from_python(net):
 
 
 def litert(net):
-    from ai_edge_litert.interpreter import Interpreter
-
     path = net.folder / "model.tflite"
     export(net.model, path, format="litert", overwrite=True)
+    step = litert_step(path, "inputs")
+    found = [step(row) for row in net.x]
+    return _in_python(step, net.x[0], 500), net.difference(found)
+
+
+def litert_step(path, inputs):
+    """Returns a function from an input to the output of a LiteRT file, which carries its state."""
+    from ai_edge_litert.interpreter import Interpreter
+
     runner = Interpreter(str(path)).get_signature_runner("step")
-    cache = {
-        name: np.zeros(t["shape"], t["dtype"]) for name, t in runner.get_input_details().items()
-    }
-    del cache["inputs"]
+    tensors = runner.get_input_details().items()
+    cache = {name: np.zeros(t["shape"], t["dtype"]) for name, t in tensors if name != inputs}
 
     def step(x):
         nonlocal cache
-        cache = runner(inputs=x[None], **cache)
+        cache = runner(**{inputs: x[None]}, **cache)
         return cache.pop(next(name for name in cache if not name.startswith("cache_")))
 
-    found = [step(row) for row in net.x]
-    return _in_python(step, net.x[0], 500), net.difference(found)
+    return step
 
 
 def onnx_runtime(net):
@@ -299,14 +303,14 @@ def _in_python(step, x, count, finish=lambda y: y):
     return turn
 
 
-def measure(rounds):
+def measure():
     """Returns the figures of all nets."""
     if keras.backend.backend() != "tensorflow":
         raise SystemExit("edge measures the calls of TensorFlow: set KERAS_BACKEND=tensorflow.")
     nets = {}
     for name, (model, size) in _nets().items():
         with tempfile.TemporaryDirectory() as files:
-            nets[name] = _figures(model, pathlib.Path(files), rounds, size)
+            nets[name] = _figures(model, pathlib.Path(files), size)
     return {"nets": nets}
 
 
@@ -333,7 +337,7 @@ def _nets():
     return nets
 
 
-def _figures(model, folder, rounds, size):
+def _figures(model, folder, size):
     """Returns the figures of a net."""
     source, x, expected = proven_source(model, "model")
     export(model, folder / "model.c", format="c")
@@ -349,7 +353,7 @@ def _figures(model, folder, rounds, size):
         if found is not None:
             ways[name], differences[name] = found
     microseconds: dict[str, list] = {name: [] for name in ways}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, turn in ways.items():
             microseconds[name].append(turn())
     return {

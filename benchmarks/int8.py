@@ -11,13 +11,12 @@ import pathlib
 import statistics
 import tempfile
 import time
-import warnings
 from typing import Annotated
 
 import numpy as np
-import tensorflow as tf
 import typer
 
+from benchmarks.edge import litert_step
 from benchmarks.results import heading, machine, write, write_figures
 from trellis_keras.export import export
 from trellis_keras.zoo import read_recipe
@@ -53,42 +52,25 @@ def main(
 def compare(model, text):
     """Returns {name: figures} of both files, on a text's characters after the first."""
     rows = {"Keras": {"bpc": bits(model.predict(text[None, :-1], verbose=0)[0], text)}}
+    scores = {name: [] for name in FILES}
+    seconds = {name: [] for name in FILES}
     with tempfile.TemporaryDirectory() as folder:
-        streams = {}
-        for number, (name, quantization) in enumerate(FILES.items()):
-            path = pathlib.Path(folder) / f"{number}.tflite"
+        steps = {}
+        for name, quantization in FILES.items():
+            path = pathlib.Path(folder, f"{quantization}.tflite")
             export(model, path, format="litert", quantization=quantization)
             rows[name] = {"bytes": path.stat().st_size}
-            streams[name] = Stream(path)
+            steps[name] = litert_step(path, "tokens")
         # Alternates, so that other load on the machine affects both equally.
-        for token in text[:-1]:
-            for stream in streams.values():
-                stream.read(token)
-    for name, stream in streams.items():
-        rows[name]["bpc"] = bits(np.stack(stream.scores), text)
-        rows[name]["step_s"] = statistics.median(stream.seconds)
+        for token in text[:-1].astype("int32"):
+            for name, step in steps.items():
+                started = time.perf_counter()
+                scores[name].append(step(token)[0])
+                seconds[name].append(time.perf_counter() - started)
+    for name in FILES:
+        rows[name]["bpc"] = bits(np.stack(scores[name]), text)
+        rows[name]["step_s"] = statistics.median(seconds[name])
     return rows
-
-
-class Stream:
-    """A LiteRT file that reads a text, with its scores of each next token and its step times."""
-
-    def __init__(self, path):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecation of tf.lite.Interpreter
-            self._interpreter = tf.lite.Interpreter(str(path))
-        self._step = self._interpreter.get_signature_runner("step")
-        tensors = self._step.get_input_details().items()
-        self._cache = {name: np.zeros(t["shape"], t["dtype"]) for name, t in tensors}
-        del self._cache["tokens"]
-        self.scores, self.seconds = [], []
-
-    def read(self, token):
-        start = time.perf_counter()
-        answer = self._step(tokens=np.array([token], "int32"), **self._cache)
-        self.seconds.append(time.perf_counter() - start)
-        self.scores.append(answer.pop("log_probabilities")[0])
-        self._cache = answer
 
 
 def bits(scores, text):

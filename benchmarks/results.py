@@ -6,6 +6,8 @@ import json
 from keras_streams.files import atomic_write
 from trellis_keras.zoo.environment import cpu_info, environment, vector_units
 
+ROUNDS = 5  # in which variants alternate
+
 
 def machine():
     """Returns the measured environment: hardware, processor model, backend, versions, commit."""

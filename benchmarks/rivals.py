@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from benchmarks.results import heading
+from benchmarks.results import ROUNDS, heading
 from benchmarks.worker import Worker, serve
 
 # Frameworks and the package are imported by the functions: each program has its own process.
@@ -281,7 +281,7 @@ VARIANTS = {
 _MODULES = {"keras-tcn": "tcn", "pytorch-tcn": "pytorch_tcn"}
 
 
-def measure(rounds):
+def measure():
     """Returns {"programs": {program: its properties and the medians of its turns}}."""
     workers = {}
     for name, program in VARIANTS.items():
@@ -289,7 +289,7 @@ def measure(rounds):
             workers[name] = Worker("benchmarks.rivals", name)
     try:
         figures = {name: worker.ask("facts") for name, worker in workers.items()}
-        measured = [{n: worker.ask("turn") for n, worker in workers.items()} for _ in range(rounds)]
+        measured = [{n: worker.ask("turn") for n, worker in workers.items()} for _ in range(ROUNDS)]
     finally:
         for worker in workers.values():
             worker.kill()

@@ -23,10 +23,11 @@ import numpy as np
 import typer
 
 from benchmarks.cases import gemm
+from benchmarks.results import write_figures
 from benchmarks.worker import timed
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
-from trellis_keras.training import Checkpoint, HistoryCSV, StopOnNaN, set_seeds
+from trellis_keras.training import Checkpoint, HistoryCSV, StopOnNaN, TimeLimit, set_seeds
 from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
 
@@ -66,20 +67,20 @@ def train(
     rehearsal: Annotated[bool, typer.Option(help="Read the start of the data only.")] = False,
 ):
     """Train by the fast recipe, evaluate the best epoch on the test split, pack the weights."""
-    begin = time.monotonic()
+    limit = TimeLimit(60 * minutes)
     folder = pathlib.Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     recipe, loaded = prepare(model, settings)
     if rehearsal:
         loaded = beginning(loaded)
-    write(folder / "recipe.json", recipe.to_dict())
+    write_figures(folder / "recipe.json", recipe.to_dict())
     environment.record(folder / "environment.json", recipe.dtype_policy, 1)
     print(f"{recipe.training}", flush=True)
 
     net = recipe.build(vocabulary=loaded.vocabulary)
     if start is not None:
         load(net, pathlib.Path(start))
-    best = Best(folder, begin + 60 * minutes)
+    best = Best(folder)
     stream = recipe.batches(loaded.train, shuffle=True)
     start = time.monotonic()
     net.fit(
@@ -96,6 +97,7 @@ def train(
             ),
             HistoryCSV(folder / "history.csv"),
             best,
+            limit,
         ],
         shuffle=False,
         verbose=2,
@@ -110,10 +112,10 @@ def train(
         "test": {name: float(value) for name, value in test.items()},
         "operations_per_step": operations(net, stream[0]),
     }
-    write(folder / "figures.json", figures)
+    write_figures(folder / "figures.json", figures)
     sizes = TINY_PRODUCT if rehearsal else PRODUCT
     figures |= {"product": sizes, "product_rate": product_rate(net.compute_dtype, sizes)}
-    write(folder / "figures.json", figures)
+    write_figures(folder / "figures.json", figures)
     print(json.dumps(figures, indent=1), flush=True)
 
 
@@ -215,8 +217,8 @@ def operations(model, batch, cone=True):
     Args:
         model: A zoo model with a `TrellisLayer`.
         batch: A batch (x, y, weight) from its recipe's stream.
-        cone: Whether to count only the positions that the layer computes: those that the loss can
-            see and, in loops, a few more. Otherwise counts all positions of all levels.
+        cone: Boolean, whether to count only the positions that the layer computes: those that the
+            loss can see and, in loops, a few more. Otherwise counts all positions of all levels.
     """
     layer, (x, y, _) = model.backbone, batch
     rows, time = x.shape[:2]
@@ -275,18 +277,14 @@ class Best(keras.callbacks.Callback):
 
     Args:
         folder: The output.
-        end: When training stops after the epoch, by `time.monotonic`.
     """
 
-    def __init__(self, folder, end):
+    def __init__(self, folder):
         super().__init__()
-        self.folder, self.end = folder, end
+        self.folder = folder
         self.best = math.inf
         self.weights, self.epoch = None, None
-        self._saved, self._before = time.monotonic(), None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._before = time.monotonic()
+        self._saved = time.monotonic()
 
     def on_epoch_end(self, epoch, logs=None):
         now = time.monotonic()
@@ -296,8 +294,6 @@ class Best(keras.callbacks.Callback):
             if now - self._saved >= SAVE_S:
                 save(self.model, self.folder)
                 self._saved = now
-        if now + 1.1 * (now - self._before) > self.end:
-            self.model.stop_training = True
 
     def restore(self):
         """Gives the model its best weights."""
@@ -325,10 +321,6 @@ def load(model, folder):
         raise ValueError(f"{folder} has {len(flat)} weights, the model {ends[-1]}")
     values = np.split(flat.astype("float32"), ends[:-1])
     model.set_weights([v.reshape(shape) for v, shape in zip(values, shapes, strict=True)])
-
-
-def write(path, content):
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
