@@ -15,6 +15,7 @@ import os
 import pathlib
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 
@@ -23,12 +24,7 @@ from keras_streams.files import atomic_write
 from trellis_keras.files import read_json
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.saved_files import load_model
-from trellis_keras.training.checkpoint_files import (
-    checkpoint_progress,
-    is_complete,
-    latest_checkpoint,
-    read_newest,
-)
+from trellis_keras.training.checkpoint_files import is_complete, read_newest
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo.registry import Recipe, recipe_from_dict
 
@@ -75,14 +71,20 @@ def write_recipe(recipe: Recipe, folder: str | os.PathLike) -> None:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def saved_state(folder: str | os.PathLike) -> dict[str, Any] | None:
+    """Returns the state from which the run in `folder` resumes: its epoch, its batch and others."""
+    found = read_newest(_path(folder, CHECKPOINTS))
+    return None if found is None else found[1]
+
+
 def has_run(folder: str | os.PathLike) -> bool:
     """Returns whether there is a run in `folder` that can be resumed."""
-    return latest_checkpoint(_path(folder, CHECKPOINTS)) is not None
+    return saved_state(folder) is not None
 
 
 def epochs_done(folder: str | os.PathLike) -> int:
     """Returns the number of epochs after which the run in `folder` would resume."""
-    return checkpoint_progress(_path(folder, CHECKPOINTS))[0]
+    return (saved_state(folder) or {"epoch": 0})["epoch"]
 
 
 def is_finished(folder: str | os.PathLike) -> bool:
@@ -93,8 +95,8 @@ def is_finished(folder: str | os.PathLike) -> bool:
         ValueError: Its recipe or its checkpoint cannot be read.
     """
     epochs = read_recipe(folder).training.epochs
-    found = read_newest(_path(folder, CHECKPOINTS))
-    return found is not None and is_complete(found[1], epochs)
+    state = saved_state(folder)
+    return state is not None and is_complete(state, epochs)
 
 
 def resuming(folder: str | os.PathLike) -> str:

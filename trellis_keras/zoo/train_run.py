@@ -19,7 +19,7 @@ from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.best_model import BestModel
 from trellis_keras.training.checkpoint import Checkpoint, RestOfEpoch, has_memory
-from trellis_keras.training.checkpoint_files import checkpoint_progress, latest_checkpoint
+from trellis_keras.training.checkpoint_files import is_complete, latest_checkpoint
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
@@ -35,12 +35,11 @@ from trellis_keras.zoo.run import (
     HISTORY,
     RECIPE,
     TENSORBOARD,
-    epochs_done,
     has_run,
     history,
-    is_finished,
     read_recipe,
     resuming,
+    saved_state,
     write_recipe,
 )
 from trellis_keras.zoo.run_messages import describe, describe_end, explained
@@ -133,14 +132,16 @@ def train(
             folder, verbose = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
         stack.enter_context(Job(folder, FILES, functools.partial(has_run, folder)).open())
         _share(folder)
-        recipe = _continued(recipe, folder)
+        state = saved_state(folder)
+        recipe = _continued(recipe, folder, state)
         loaded = recipe.load_data()
         recipe = recipe.with_data(loaded)
         parallelism = parallel.data_parallel(devices, recipe.training.batch_size)
         with parallelism as building, explained(folder):
             with building:
                 model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
-            _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, save_minutes)
+            settings = observed, callbacks, verbose, limit, save_minutes
+            _fit(recipe, model, loaded, folder, state, *settings)
         if verbose and (folder / BEST).is_file():
             print(printable(describe_end(recipe, folder)), flush=True)
     return model
@@ -172,7 +173,7 @@ def _share(folder):
             (folder / name).write_bytes(content)
 
 
-def _continued(recipe, folder):
+def _continued(recipe, folder, state):
     """Returns the recipe with the data checksum of the folder's run, after comparing both."""
     if recipe.data == "text" and (path := recipe.data_options.get("path")):
         data = own_file(path, recipe.data_dir).resolve()
@@ -180,7 +181,7 @@ def _continued(recipe, folder):
             raise ValueError(
                 f"A run in {folder} would replace its data, {data}. Choose another folder."
             )
-    if not (folder / RECIPE).exists() or not has_run(folder):
+    if not (folder / RECIPE).exists() or state is None:
         # A process killed between the records of its first epoch and the checkpoint leaves one row.
         if len(history(folder)) > 1:
             raise ValueError(
@@ -204,10 +205,11 @@ def _compared(recipe):
     return options | {"data_options": others}
 
 
-def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, save_minutes):
+def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, limit, save_minutes):
     train_stream = recipe.batches(loaded.train, shuffle=True)
     valid_stream = recipe.batches(loaded.valid)
-    epochs, batches = checkpoint_progress(folder / CHECKPOINTS)
+    epochs, batches = (state["epoch"], state["batch"]) if state else (0, 0)
+    is_finished = state is not None and is_complete(state, recipe.training.epochs)
     if hasattr(train_stream, "epoch"):
         train_stream.epoch = epochs
     left = len(train_stream) * (recipe.training.epochs - epochs) - batches
@@ -235,8 +237,14 @@ def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, sav
         callbacks=remembering,
         save_minutes=save_minutes,
     )
+
     # After the checkpoint, which rejects a model other than the run's.
-    last = [keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder))]
+    def write_records(logs):
+        write_recipe(recipe, folder)
+        if not is_finished:
+            record(folder / ENVIRONMENT, recipe.dtype_policy, epochs + 1)
+
+    last = [keras.callbacks.LambdaCallback(on_train_begin=write_records)]
     if limit is not None:  # also after it: a run stopped by the limit is not finished
         limit.checkpoint = checkpoint if save_minutes is not None else None
         last.append(limit)
@@ -263,13 +271,6 @@ def _fit(recipe, model, loaded, folder, verbose, callbacks, observed, limit, sav
             fit(RestOfEpoch(train_stream, batches), stop)
         if not (batches and limit is not None and limit.stopped):
             fit(train_stream)
-
-
-def _record(recipe, folder):
-    """Writes the recipe and the environment of a run."""
-    write_recipe(recipe, folder)
-    if not is_finished(folder):
-        record(folder / ENVIRONMENT, recipe.dtype_policy, epochs_done(folder) + 1)
 
 
 def observers(
