@@ -21,6 +21,7 @@ from tests.support.checkpoints import (
     two_epochs,
     values,
 )
+from trellis_keras.data import SequenceStream
 from trellis_keras.training import (
     SGD,
     Adam,
@@ -238,22 +239,9 @@ def test_wrong_arguments(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-class Batches(keras.utils.PyDataset):
-    """Eight batches of `data`, which count the epochs that they have seen."""
-
-    begun = ended = 0
-
-    def on_epoch_begin(self):
-        self.begun += 1
-
-    def on_epoch_end(self):
-        self.ended += 1
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return tuple(a[4 * index : 4 * index + 4] for a in data())
+def eight_batches():
+    """Eight batches of `data`."""
+    return SequenceStream(*data(), batch_size=4)
 
 
 class Killed(keras.callbacks.Callback):
@@ -284,7 +272,9 @@ def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monk
         return model
 
     whole = model()
-    history = fit_on(Batches(), whole, 3, StepDecay((1,), 0.5), Checkpoint(tmp_path / "whole"))
+    history = fit_on(
+        eight_batches(), whole, 3, StepDecay((1,), 0.5), Checkpoint(tmp_path / "whole")
+    )
     folder, seconds = tmp_path / "killed", itertools.count(step=30)
     monkeypatch.setattr("trellis_keras.training.checkpoint.monotonic", lambda: next(seconds))
 
@@ -292,19 +282,19 @@ def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monk
         return StepDecay((1,), 0.5), Checkpoint(folder, save_minutes=1)
 
     with pytest.raises(InterruptedError):
-        fit_on(Batches(), model(), 3, *callbacks(), Killed(batch))
+        fit_on(eight_batches(), model(), 3, *callbacks(), Killed(batch))
     epoch, batches = checkpoint_progress(folder)
     assert epoch == 1 and 0 < batches <= batch
     names = {f"epoch-0001-batch-{batches:08d}.npz", "epoch-0001.npz"}
     assert {path.name for path in folder.iterdir()} == names
     with pytest.raises(ValueError, match=f"remaining {8 - batches}"):
-        fit_on(Batches(), model(), 3, *callbacks())
-    resumed, stream = model(), Batches()
+        fit_on(eight_batches(), model(), 3, *callbacks())
+    resumed, stream = model(), eight_batches()
     resumed.test_on_batch(*stream[0])
     rest = fit_on(RestOfEpoch(stream, batches), resumed, 2, *callbacks())
     assert {k: v[1] for k, v in history.items()} == {k: v[0] for k, v in rest.items()}
-    assert stream.begun and stream.ended
-    fit_on(Batches(), resumed, 3, *callbacks())
+    assert stream.epoch, "the rest says when it ends"
+    fit_on(eight_batches(), resumed, 3, *callbacks())
     assert_same(values(whole), values(resumed))
     assert not list(folder.glob("*batch*"))
 
