@@ -165,7 +165,7 @@ class ExampleStream(keras.utils.PyDataset):
         self._seed = check_integer("seed", seed, 0)
         self._shuffle = shuffle
         self.epoch = 0  # whose batches `self[i]` returns
-        self._planned = None, []
+        self._planned: tuple[int | None, list] = (None, [])
 
     def on_epoch_end(self) -> None:
         # The next epoch has its own order. `EpochOrder` sets the epoch when training is resumed.
