@@ -199,7 +199,9 @@ def _why_no_weights(one):
     if one.recipe.metric == "perplexity":
         return "their vocabulary of words would contain parts of the text"
     for other in described():
-        same = other.run.model == one.run.model and not differences(one.recipe, other.run.recipe)
+        same = other.run.model == one.run.model and not differences(
+            one.recipe.to_dict(), other.run.recipe
+        )
         if same and "weights_sha256" in other.results:
             return (
                 f"{_code(other.run.title)} trains the same network to {other.ours} "

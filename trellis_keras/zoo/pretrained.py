@@ -32,11 +32,13 @@ _OF_THE_TRAINING = {
 }
 
 
-def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabulary | None]:
+def find(
+    recipe: dict[str, Any], weights: str | os.PathLike
+) -> tuple[pathlib.Path, Vocabulary | None]:
     """Returns the path of a weights file, and the vocabulary stored with it, or None.
 
     Args:
-        recipe: A `Recipe`.
+        recipe: The result of `Recipe.to_dict`.
         weights: `"pretrained"`, or the path of a weights file.
 
     Raises:
@@ -50,7 +52,7 @@ def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabul
     path = pathlib.Path(weights).expanduser()
     if not path.is_file():
         raise ValueError(
-            f'{recipe.name}: `weights` must be None, "pretrained" or a file. Received: {path}, '
+            f'{recipe["name"]}: `weights` must be None, "pretrained" or a file. Received: {path}, '
             "which does not exist"
         )
     return path, None
@@ -69,17 +71,15 @@ def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Mod
     return model
 
 
-def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
+def differences(recipe: dict[str, Any], trained: dict[str, Any]) -> dict[str, tuple]:
     """Returns {argument: (trained with, requested)} for arguments that affect the outputs.
 
-    Args:
-        recipe: A `Recipe`.
-        trained: The recipe of a zoo run, a dict.
+    Both recipes are results of `Recipe.to_dict`.
     """
-    theirs, ours = trained["arguments"], recipe.to_dict()["arguments"]
+    theirs = trained["arguments"]
     return {
         name: (theirs.get(name), value)
-        for name, value in ours.items()
+        for name, value in recipe["arguments"].items()
         if not is_of_the_training(name) and theirs.get(name) != value
     }
 
@@ -95,21 +95,22 @@ def is_of_the_training(name: str) -> bool:
 
 def _pretrained(recipe):
     """Returns the zoo run whose model computes the same function as this recipe's."""
+    name = recipe["name"]
     runs = [run for run in results.all_runs() if run.has_weights]
-    own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == recipe.name]
+    own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == name]
     # The same network may have been trained with several settings.
-    own.sort(key=lambda pair: pair[0].recipe.get("setting") != recipe.setting)
+    own.sort(key=lambda pair: pair[0].recipe.get("setting") != recipe["setting"])
     if not own:
         names = sorted({run.model for run in runs})
         raise ValueError(
-            f"There are no pretrained weights for {recipe.name}: {WEIGHTS_KEPT}. Available: "
+            f"There are no pretrained weights for {name}: {WEIGHTS_KEPT}. Available: "
             f"{', '.join(names) or 'none'}"
         )
     run, differing = min(own, key=lambda pair: len(pair[1]))
     if differing:
         changes = ", ".join(f"{k}={old!r}, not {new!r}" for k, (old, new) in differing.items())
         raise ValueError(
-            f"The pretrained weights of {recipe.name} in {run.folder} were trained with "
+            f"The pretrained weights of {name} in {run.folder} were trained with "
             f"{changes}, so they do not fit this model. (A path in `weights` is loaded without "
             "this check.)"
         )

@@ -31,19 +31,36 @@ DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 _WIDTHS = ("filters", "hidden_units")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
-    """A registered model: its function, and the arguments of `zoo.register`."""
+    """A registered model.
+
+    Attributes:
+        function: The function that returns the model.
+        data: Name of the data set, see `zoo.datasets.load`.
+        data_options: Published options of the data set. `zoo.recipe` takes them like the
+            arguments; an option that is also an argument is passed to both.
+        metric: Name of the published metric.
+        metrics: Function that returns the metrics of a sequence model. Defaults to None, the
+            model's default metrics.
+        channels: Number of input channels. Defaults to None, a language model.
+        training: `Training` of the published recipe, or a function that returns it: the variables
+            of its optimizer are then created when they are needed, not when the model is
+            registered.
+        fast: The same for `setting="fast"`. Defaults to None, no such setting.
+        fast_arguments: {argument: value} of `setting="fast"` where it differs from the function's
+            default, such as initial biases.
+    """
 
     function: Callable[..., keras.Model]
     data: str
-    data_options: dict[str, Any]
+    data_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     metric: str
-    metrics: Callable[[], list] | None
-    channels: int | None
+    metrics: Callable[[], list] | None = None
+    channels: int | None = None
     training: Training | Callable[[], Training]
-    fast: Training | Callable[[], Training] | None
-    fast_arguments: dict[str, Any]
+    fast: Training | Callable[[], Training] | None = None
+    fast_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def training_by(self, setting: str | None) -> Training:
         """Returns the `Training` of a setting: None (the paper's) or `"fast"` (this zoo's)."""
@@ -120,18 +137,6 @@ class Recipe:
     metric: str
     dtype_policy: str | None = None
     jit_compile: bool | None = None
-
-    @classmethod
-    def published(cls, entry: Entry) -> "Recipe":
-        """Returns a model's recipe with the published values."""
-        return cls(
-            entry=entry,
-            arguments=entry.arguments,
-            training=entry.training_by(None),
-            data=entry.data,
-            data_options=entry.data_options,
-            metric=entry.metric,
-        )
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -266,7 +271,7 @@ class Recipe:
         """
         path = None
         if weights is not None:
-            path, stored = pretrained.find(self, weights)
+            path, stored = pretrained.find(self.to_dict(), weights)
             if stored is not None and vocabulary not in (None, stored):
                 raise ValueError(
                     f"{self.name}: the pretrained weights have a vocabulary of {len(stored)} "
@@ -400,7 +405,7 @@ class Recipe:
         They exclude arguments that a run takes from its data, and the folders of the data.
         """
         setting = {} if self.setting is None else {"setting": self.setting}
-        base = Recipe.published(self.entry).replace(**setting)
+        base = recipe(self.name, **setting)
         theirs = base._own_options()
         own = self.training.changes(base.training)
         own |= {k: v for k, v in self._own_options().items() if v != theirs.get(k)}
@@ -425,17 +430,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not 
 _ENTRIES: dict[str, Entry] = {}
 
 
-def register(
-    *,
-    data: str,
-    metric: str,
-    training: Training | Callable[[], Training],
-    fast: Training | Callable[[], Training] | None = None,
-    fast_arguments: dict[str, Any] | None = None,
-    data_options: dict[str, Any] | None = None,
-    channels: int | None = None,
-    metrics: Callable[[], list] | None = None,
-) -> Callable[[Callable], Callable[..., keras.Model]]:
+def register(**fields: Any) -> Callable[[Callable], Callable[..., keras.Model]]:
     """Registers a function that returns a model as a model of the zoo.
 
     The function's arguments are the model's hyper-parameters, including `seed`, with the published
@@ -443,19 +438,7 @@ def register(
     `weights`, `dtype_policy` and `jit_compile`, and, for a language model, `vocabulary`.
 
     Args:
-        data: Name of the data set, see `zoo.datasets.load`.
-        metric: Name of the published metric.
-        training: `Training` of the published recipe, or a function that returns it: the variables
-            of its optimizer are then created when they are needed, not when the model is
-            registered.
-        fast: The same for `setting="fast"`. Defaults to None, no such setting.
-        fast_arguments: {argument: value} of `setting="fast"` where it differs from the function's
-            default, such as initial biases. Defaults to None.
-        data_options: Published options of the data set. `zoo.recipe` takes them like the
-            arguments; an option that is also an argument is passed to both.
-        channels: Number of input channels. Defaults to None, a language model.
-        metrics: Function that returns the metrics of a sequence model. Defaults to the model's
-            default metrics.
+        **fields: The attributes of `Entry` besides `function`.
 
     Raises:
         ValueError: A model with this name already exists, an argument has no default, or there is
@@ -463,17 +446,7 @@ def register(
     """
 
     def decorator(function):
-        entry = Entry(
-            function=function,
-            data=data,
-            data_options=data_options or {},
-            metric=metric,
-            metrics=metrics,
-            channels=channels,
-            training=training,
-            fast=fast,
-            fast_arguments=fast_arguments or {},
-        )
+        entry = Entry(function=function, **fields)
         bad = [k for k, v in entry.arguments.items() if v is inspect.Parameter.empty]
         if bad or "seed" not in entry.arguments:
             raise ValueError(
@@ -547,7 +520,16 @@ def recipe(name: str, /, **options: Any) -> Recipe:
     >>> recipe("tcn_jsb", setting="fast", epochs=3).training.options()["optimizer"]
     'adamw'
     """
-    return Recipe.published(_entry(name)).replace(**options)
+    entry = _entry(name)
+    published = Recipe(
+        entry=entry,
+        arguments=entry.arguments,
+        training=entry.training_by(None),
+        data=entry.data,
+        data_options=entry.data_options,
+        metric=entry.metric,
+    )
+    return published.replace(**options)
 
 
 def recipe_from_dict(written: dict[str, Any]) -> Recipe:
@@ -589,7 +571,7 @@ def run_recipe(name: str, variant: str = "", /, **options: Any) -> Recipe:
     return recipe_from_dict(own[variant].recipe).replace(data_checksum=None, **options)
 
 
-def published_value(recipe: Recipe) -> results.Published | None:
+def published_value(ours: Recipe) -> results.Published | None:
     """Returns the row of published.csv that matches a recipe, or None.
 
     Row and recipe agree in metric, data, data options, the arguments that affect the outputs of
@@ -597,15 +579,15 @@ def published_value(recipe: Recipe) -> results.Published | None:
     what the recipe's `setting` changes, such as the dropout of a fast recipe; a width that no row
     names; and `files`, because the LRU paper does not say which files of Penn Treebank it used.
     """
-    own = Recipe.published(recipe.entry).replace(setting=recipe.setting)
-    rows = [row for row in results.published() if row.model == recipe.name]
-    network = {name for name in recipe.arguments if not pretrained.is_of_the_training(name)}
+    default = recipe(ours.name, setting=ours.setting)
+    rows = [row for row in results.published() if row.model == ours.name]
+    network = {name for name in ours.arguments if not pretrained.is_of_the_training(name)}
     names = {"metric", "data", *network.difference(_WIDTHS)}.union(
-        own.data_options, recipe.data_options, *(row.options for row in rows)
+        default.data_options, ours.data_options, *(row.options for row in rows)
     ) - {"files"}
-    theirs, ours = (one.options() | one.data_options for one in (own, recipe))
+    theirs, own = (one.options() | one.data_options for one in (default, ours))
     for row in rows:
-        if all((theirs | row.options).get(name) == ours.get(name) for name in names):
+        if all((theirs | row.options).get(name) == own.get(name) for name in names):
             return row
     return None
 
