@@ -262,49 +262,13 @@ def _name_of(name, part):
     return next(word for word, kind in PARTS[name].items() if kind is type(part))
 
 
+# From an object to its options
+
+
 def _chosen(part):
     """Returns {argument: value} of a part, without the default values of its class."""
     arguments, defaults = _arguments(part), _defaults(type(part))
     return {k: arguments[k] for k, default in defaults.items() if arguments[k] != default}
-
-
-def _inherited(kind, part):
-    """Returns {argument: value} that an object of a class takes over from a part."""
-    if part is None or type(part) is kind:
-        return _arguments(part)
-    kept = {k: v for k, v in _chosen(part).items() if k in _defaults(kind)}
-    if issubclass(kind, _SGD) != isinstance(part, _SGD):
-        kept.pop("learning_rate", None)  # the rate of SGD is not one of Adam
-    return kept
-
-
-def _defaults(kind):
-    """Returns {argument: default} of a class, for the arguments that are options.
-
-    `learning_rate` has no default.
-    """
-    parameters = inspect.signature(kind).parameters.values()
-    named = [p for p in parameters if p.name not in ("name", "verbose", "kwargs")]
-    found = {_NAMES.get(parameter.name, parameter.name): parameter.default for parameter in named}
-    is_optimizer = issubclass(kind, keras.optimizers.Optimizer)
-    names = ("learning_rate", "decay_steps", "warmup_steps") if is_optimizer else ()
-    return found | dict.fromkeys(names)
-
-
-def _config(part):
-    """Returns the configuration of a part, without the name that Keras numbers.
-
-    The learning rate has as few digits as identify it.
-    """
-    config = {name: value for name, value in part.get_config().items() if name != "name"}
-    rate = config.get("learning_rate")
-    if isinstance(rate, float) and np.float32(rate) == rate:  # as a float32 variable returns it
-        config["learning_rate"] = float(str(np.float32(rate)))
-    return config
-
-
-def _copy(part):
-    return type(part).from_config(_config(part))
 
 
 def _arguments(part):
@@ -326,6 +290,44 @@ def _arguments(part):
                 f"0. Received: {rate}"
             )
     return found
+
+
+def _config(part):
+    """Returns the configuration of a part, without the name that Keras numbers.
+
+    The learning rate has as few digits as identify it.
+    """
+    config = {name: value for name, value in part.get_config().items() if name != "name"}
+    rate = config.get("learning_rate")
+    if isinstance(rate, float) and np.float32(rate) == rate:  # as a float32 variable returns it
+        config["learning_rate"] = float(str(np.float32(rate)))
+    return config
+
+
+# From options, or a configuration, to an object
+
+
+def _defaults(kind):
+    """Returns {argument: default} of a class, for the arguments that are options.
+
+    `learning_rate` has no default.
+    """
+    parameters = inspect.signature(kind).parameters.values()
+    named = [p for p in parameters if p.name not in ("name", "verbose", "kwargs")]
+    found = {_NAMES.get(parameter.name, parameter.name): parameter.default for parameter in named}
+    is_optimizer = issubclass(kind, keras.optimizers.Optimizer)
+    names = ("learning_rate", "decay_steps", "warmup_steps") if is_optimizer else ()
+    return found | dict.fromkeys(names)
+
+
+def _inherited(kind, part):
+    """Returns {argument: value} that an object of a class takes over from a part."""
+    if part is None or type(part) is kind:
+        return _arguments(part)
+    kept = {k: v for k, v in _chosen(part).items() if k in _defaults(kind)}
+    if issubclass(kind, _SGD) != isinstance(part, _SGD):
+        kept.pop("learning_rate", None)  # the rate of SGD is not one of Adam
+    return kept
 
 
 def _make(kind, arguments):
@@ -352,6 +354,10 @@ def _cycle(arguments):
             raise ValueError("`warmup_steps` needs `decay_steps`.")
         return rate
     return one_cycle(rate, warmup_steps=arguments.get("warmup_steps"), decay_steps=decay_steps)
+
+
+def _copy(part):
+    return type(part).from_config(_config(part))
 
 
 def _read(written, classes):
