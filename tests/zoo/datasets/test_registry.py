@@ -16,7 +16,6 @@ def test_names_and_terms():
     for name in NAMES:
         found = info(name)
         assert found.name == name and found.citation and found.license
-        assert f'"{name}"' in load.__doc__
         assert found.source is None or isinstance(found.source, Source)
     assert info("text8").options == {"split": None, "first": None, "train_fraction": 1.0}
 

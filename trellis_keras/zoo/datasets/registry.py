@@ -139,19 +139,8 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     tensorflow-datasets to its own folder. Files of a local copy may be compressed (`.gz`). Data
     must have the published size.
 
-    Texts:
-
-    - `"ptb"`, `"char_ptb"`: Penn Treebank by words and by characters, from
-      `ptb/ptb.train.txt`, `ptb/ptb.valid.txt`, `ptb/ptb.test.txt`.
-    - `"wt2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens`, ...
-    - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens`, ..., which takes
-      minutes.
-    - `"text8"`: text8 by characters, from `text8/text8`.
-    - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
-    - `"war_and_peace"`: Tolstoy's novel by characters, from `war_and_peace/warpeace_input.txt`.
-    - `"pydoc"`: the help texts of the current Python by characters, always available. They differ
-      between versions of Python.
-    - `"text"`: your own file, see the options.
+    `list_datasets()` returns the names, and `info(name).source.paths` the files of each, such as
+    `ptb/ptb.train.txt`.
 
     Options of `"char_ptb"`, `"text8"`, `"enwik8"`, `"war_and_peace"`, `"pydoc"` and `"text"`; they
     change the checksum, but never the vocabulary, which covers the whole text:
@@ -171,17 +160,8 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `unknown`: String, the token for words that do not occur in this text, such as `"<unk>"`.
       Defaults to `None`: such words raise an error.
 
-    Separate sequences:
-
-    - `"adding"`, `"copy_memory"`: generated. Options: `T`, `seed`, and the numbers of sequences
-      `train`, `valid`, `test`. See `adding_examples` and `copy_memory_examples`.
-    - `"seq_mnist"`, `"permuted_mnist"`: MNIST pixel by pixel, from
-      `mnist/train-images-idx3-ubyte`, ...
-    - `"seq_cifar10"`: CIFAR-10 pixel by pixel, from `cifar10/train_00.png`, ...
-    - `"jsb"`, `"nottingham"`: polyphonic music, from `poly_music/JSB_Chorales.mat` and
-      `poly_music/Nottingham.mat`.
-    - `"lambada"`: passages whose last word is to be predicted, from
-      `lambada/lambada_development_plain_text.txt` and `lambada/lambada_test_plain_text.txt`.
+    Options of `"adding"` and `"copy_memory"`: `T`, `seed`, and the numbers of sequences `train`,
+    `valid` and `test`. See `adding_examples` and `copy_memory_examples`.
 
     Args:
         name: String, one of `list_datasets()`.
