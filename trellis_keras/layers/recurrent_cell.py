@@ -94,9 +94,8 @@ class ForgetBias(keras.initializers.Initializer):
         self.value = value
 
     def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
-        gate = (shape[0] // 4,)
-        values = (0.0, self.value, 0.0, 0.0)
-        return ops.concatenate([ops.full(gate, value, dtype=dtype) for value in values])
+        zeros, value = keras.initializers.Zeros(), keras.initializers.Constant(self.value)
+        return block_initializer(zeros, value, zeros, zeros)(shape, dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {"value": self.value}

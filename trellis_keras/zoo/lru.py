@@ -146,13 +146,13 @@ def _lru(
             `"ps"`. For `"ug"` paper and code agree.
         layers: Positive integer, number of layers.
         hidden_units: Positive integer, number of units.
-        stateful: Whether to carry the states from batch to batch.
+        stateful: Boolean, whether to carry the states from batch to batch.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Seed of the weights. Defaults to 0; None draws a new one each time.
+        seed: Integer, seed of the weights. Defaults to 0; None draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
+        jit_compile: Boolean, whether training is compiled by XLA. Defaults to None, automatic.
 
     Returns:
         A compiled `LanguageModel`.
@@ -257,9 +257,10 @@ def _grid_lstm(
     Args:
         convention: `"paper"` (both LSTMs of a node read the old states) or `"authors"` (the time
             LSTM reads the new output of the depth LSTM), see `layers.GridLSTMCell`.
-        share_depth_weights: Whether the layers share their weights (the paper's footnote 3), or
-            have separate weights (the authors' code, without published results).
-        **: As in `lru_char_ptb`.
+        share_depth_weights: Boolean, whether the layers share their weights (the paper's footnote
+            3), or have separate weights (the authors' code, without published results).
+
+    Other arguments are as in `lru_char_ptb`.
     """
     check_choice("convention", convention, ("paper", "authors"))
     cell = GridLSTMCell(
@@ -292,9 +293,10 @@ def _rhn(
 
     Args:
         transition_depth: Positive integer, number of highway layers per step.
-        transform_bias: Initial bias of the transform gates. The paper does not state it; the
+        transform_bias: Float, initial bias of the transform gates. The paper does not state it; the
             RHN authors use -2 to -4.
-        **: As in `lru_char_ptb`.
+
+    Other arguments are as in `lru_char_ptb`.
     """
     cell = RHNCell(
         hidden_units,

@@ -8,34 +8,9 @@ from trellis_keras.layers import DenseHead, Dropout, StackedRNN
 from trellis_keras.layers.recurrent_cell import ChronoBias, ForgetBias
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import RMSprop
+from trellis_keras.zoo import tcn
 from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.rows import sub_seed, with_defaults
-from trellis_keras.zoo.tcn import (
-    ADDING,
-    CHAR_PTB,
-    COPY_MEMORY,
-    JSB,
-    NOTTINGHAM,
-    OF_LAST_STEP,
-    PERMUTED_MNIST,
-    PTB,
-    SEQ_MNIST,
-    TEXT8,
-    adding_head,
-    copy_head,
-    digit_head,
-    fast_adding,
-    fast_copy_memory,
-    fast_cycle,
-    fast_synthetic,
-    music_head,
-    on_adding,
-    on_characters,
-    on_copy_memory,
-    on_mnist,
-    on_music,
-    on_words,
-)
 
 __all__ = [
     "lstm_adding", "gru_adding", "rnn_adding",
@@ -63,7 +38,9 @@ def _gate_bias(forget_bias, steps, seed):
     return ForgetBias(forget_bias)
 
 
-def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, head=None):
+def _stack(
+    cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, return_sequences=True
+):
     """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout.
 
     `steps` is the length of the sequences for `forget_bias="chrono"`.
@@ -86,12 +63,13 @@ def _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, h
             options |= {"unit_forget_bias": False, "bias_initializer": bias}
             stack.append(keras.layers.LSTM(hidden_units, **options))
         stack.append(Dropout(dropout, seed=sub_seed(seed, 100 + i)))
-    return StackedRNN(stack, return_sequences=head not in OF_LAST_STEP, name="recurrent")
+    return StackedRNN(stack, return_sequences=return_sequences, name="recurrent")
 
 
 def _of_sequences(
     cell,
     head,
+    return_sequences,
     steps,
     layers: int = 1,
     hidden_units: int = 130,
@@ -100,8 +78,8 @@ def _of_sequences(
     seed: int | None = 0,
 ) -> keras.Model:
     """A head on the recurrent layers."""
-    backbone = _stack(cell, layers, hidden_units, dropout, forget_bias, seed, steps, head)
-    return head(backbone, seed)
+    size = layers, hidden_units, dropout, forget_bias
+    return head(_stack(cell, *size, seed, steps, return_sequences), seed)
 
 
 def _of_text(
@@ -184,21 +162,22 @@ lstm_adding, gru_adding, rnn_adding = _baselines(
     Args:
         layers: Positive integer, number of recurrent layers.
         hidden_units: Positive integer, units of each layer.
-        dropout: Element-wise dropout rate of each layer's outputs.
-        forget_bias: Initial bias of the forget gate, or `"chrono"`: biases with which the units
-            remember for 2 to 600 steps, see `ChronoBias`.
-        **: As in `tcn_adding`.
+        dropout: Float, element-wise dropout rate of each layer's outputs.
+        forget_bias: Float, initial bias of the forget gate, or `"chrono"`: biases with which the
+            units remember for 2 to 600 steps, see `ChronoBias`.
+
+    Other arguments are as in `tcn_adding`.
 
     Returns:
         A compiled `SequenceRegressor`.
     """,
-    fixed={"head": adding_head, "steps": 600},
+    fixed={**tcn.ADDING_NET, "steps": 600},
     lstm={},
     gru=("70K", {"hidden_units": 151}),
     rnn=("70K", {"hidden_units": 263}),
-    fast=(functools.partial(fast_synthetic, 10, 1_500, 14_130), fast_adding, None),
-    **ADDING,
-    training=lambda: on_adding(clip_norm=5.0),
+    fast=(functools.partial(tcn.fast_synthetic, 10, 1_500, 14_130), tcn.fast_adding, None),
+    **tcn.ADDING,
+    training=lambda: tcn.on_adding(clip_norm=5.0),
 )
 
 
@@ -213,24 +192,24 @@ lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
 
     Arguments as in `lstm_adding`; `"chrono"` is for 1,020 steps.
     """,
-    fixed={"head": copy_head, "steps": 1_020},
+    fixed={**tcn.COPY_NET, "steps": 1_020},
     lstm={"hidden_units": 50, "dropout": 0.05},
     gru=("16K", {"hidden_units": 70}),
     rnn=("16K", {"hidden_units": 121}),
-    fast=(fast_copy_memory, None, None),
-    **COPY_MEMORY,
-    training=on_copy_memory,
+    fast=(tcn.fast_copy_memory, None, None),
+    **tcn.COPY_MEMORY,
+    training=tcn.on_copy_memory,
 )
 
 
 def _fast_mnist(peak):
-    return fast_cycle(  # 860 steps an epoch
+    return tcn.fast_cycle(  # 860 steps an epoch
         peak, batch_size=64, epochs=12, warmup_steps=430, decay_steps=9_890
     )
 
 
 def _fast_rnn_mnist():
-    return fast_cycle(3e-4, batch_size=64, epochs=2, warmup_steps=430, decay_steps=1_290)
+    return tcn.fast_cycle(3e-4, batch_size=64, epochs=2, warmup_steps=430, decay_steps=1_290)
 
 
 lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
@@ -242,14 +221,14 @@ lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
 
     Arguments as in `lstm_adding`.
     """,
-    fixed={"head": digit_head, "steps": 28 * 28},
+    fixed={**tcn.DIGIT_NET, "steps": 28 * 28},
     lstm={},
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
     fast=(lambda: _fast_mnist(2e-3), None, _fast_rnn_mnist),
     fast_forget_bias="chrono",
-    **SEQ_MNIST,
-    training=lambda: on_mnist(RMSprop(1e-3, clip_norm=1.0)),
+    **tcn.SEQ_MNIST,
+    training=lambda: tcn.on_mnist(RMSprop(1e-3, clip_norm=1.0)),
 )
 
 
@@ -263,20 +242,20 @@ lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
 
     Arguments as in `lstm_adding`.
     """,
-    fixed={"head": digit_head, "steps": 28 * 28},
+    fixed={**tcn.DIGIT_NET, "steps": 28 * 28},
     lstm={"forget_bias": 10.0},
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
     fast=(lambda: _fast_mnist(5e-3), lambda: _fast_mnist(2e-3), _fast_rnn_mnist),
     fast_forget_bias=1.0,
-    **PERMUTED_MNIST,
-    training=lambda: on_mnist(RMSprop(1e-3, clip_norm=1.0)),
+    **tcn.PERMUTED_MNIST,
+    training=lambda: tcn.on_mnist(RMSprop(1e-3, clip_norm=1.0)),
 )
 
 
 # One piece per batch: these networks need over a thousand steps before they learn anything.
 _fast_recurrent_jsb = functools.partial(
-    fast_cycle, batch_size=1, transpose=0.3, note_dropout=0.1, warmup_steps=1_000
+    tcn.fast_cycle, batch_size=1, transpose=0.3, note_dropout=0.1, warmup_steps=1_000
 )
 
 lstm_jsb, gru_jsb, rnn_jsb = _baselines(
@@ -289,7 +268,7 @@ lstm_jsb, gru_jsb, rnn_jsb = _baselines(
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """,
-    fixed={"head": music_head, "steps": None},
+    fixed={**tcn.MUSIC_NET, "steps": None},
     lstm={"layers": 2, "hidden_units": 200, "dropout": 0.2, "forget_bias": 10.0},
     gru=("300K", {"hidden_units": 163}),
     rnn=("300K", {"hidden_units": 288}),
@@ -298,15 +277,15 @@ lstm_jsb, gru_jsb, rnn_jsb = _baselines(
         lambda: _fast_recurrent_jsb(2e-3, epochs=50, decay_steps=10_450),
         lambda: _fast_recurrent_jsb(7e-4, epochs=50, decay_steps=10_450),
     ),
-    **JSB,
+    **tcn.JSB,
     # "SGD/Adam" without a rate: the paper's Adam.
-    training=lambda: on_music(2e-3, clip_norm=1.0),
+    training=lambda: tcn.on_music(2e-3, clip_norm=1.0),
 )
 
 
-# One piece per batch: on JAX and a CPU, a step takes a fifth of the time of one with four pieces.
+# One piece per batch.
 _fast_recurrent_nottingham = functools.partial(  # 694 steps an epoch
-    fast_cycle, batch_size=1, note_dropout=0.1, warmup_steps=1_000
+    tcn.fast_cycle, batch_size=1, note_dropout=0.1, warmup_steps=1_000
 )
 
 lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
@@ -319,18 +298,17 @@ lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """,
-    fixed={"head": music_head, "steps": None},
+    fixed={**tcn.MUSIC_NET, "steps": None},
     lstm={"hidden_units": 500, "dropout": 0.1},
     gru=("1M", {"hidden_units": 521}),
     rnn=("1M", {"hidden_units": 915}),
     fast=(
         lambda: _fast_recurrent_nottingham(3e-3, epochs=30, decay_steps=19_820),
-        # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at constant 1e-3, which still improve.
         lambda: _fast_recurrent_nottingham(1e-3, epochs=100, decay_steps=68_400),
         lambda: _fast_recurrent_nottingham(4e-4, epochs=50, decay_steps=33_700),
     ),
-    **NOTTINGHAM,
-    training=lambda: on_music(4e-3, clip_norm=1.0),
+    **tcn.NOTTINGHAM,
+    training=lambda: tcn.on_music(4e-3, clip_norm=1.0),
 )
 
 
@@ -345,8 +323,9 @@ lstm_ptb, gru_ptb, rnn_ptb = _baselines(
     Args:
         embedding_dim: Positive integer, width of the embedding. Must equal `hidden_units`, because
             the output matrix is tied to the embedding.
-        forget_bias: Initial bias of the forget gate.
-        **: As in `lstm_adding` and `tcn_ptb`.
+        forget_bias: Float, initial bias of the forget gate.
+
+    Other arguments are as in `lstm_adding` and `tcn_ptb`.
 
     Returns:
         A compiled `LanguageModel`.
@@ -362,8 +341,8 @@ lstm_ptb, gru_ptb, rnn_ptb = _baselines(
     gru=("13M", {"hidden_units": 616, "embedding_dim": 616}),
     rnn=("13M", {"hidden_units": 858, "embedding_dim": 858}),
     builder=_of_text,
-    **PTB,
-    training=lambda: on_words(30.0, clip_norm=0.3),
+    **tcn.PTB,
+    training=lambda: tcn.on_words(30.0, clip_norm=0.3),
 )
 
 
@@ -382,8 +361,8 @@ lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
     gru=("3M", {"hidden_units": 554}),
     rnn=("3M", {"hidden_units": 971}),
     builder=_of_text,
-    **CHAR_PTB,
-    training=lambda: on_characters(2e-3, clip_norm=0.5),
+    **tcn.CHAR_PTB,
+    training=lambda: tcn.on_characters(2e-3, clip_norm=0.5),
 )
 
 
@@ -402,6 +381,6 @@ lstm_text8, gru_text8, rnn_text8 = _baselines(
     gru=("4.6M", {"hidden_units": 1174}),
     rnn=("4.6M", {"hidden_units": 2071}),
     builder=_of_text,
-    **TEXT8,
-    training=lambda: on_characters(1e-2, clip_norm=0.5),
+    **tcn.TEXT8,
+    training=lambda: tcn.on_characters(1e-2, clip_norm=0.5),
 )

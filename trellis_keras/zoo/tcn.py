@@ -153,7 +153,11 @@ def music_head(backbone, seed):
     return PolyphonicModel(backbone, kernel_initializer=_torch_head(seed), seed=seed)
 
 
-OF_LAST_STEP = (adding_head, digit_head)
+# Arguments of the networks that are fixed for a benchmark.
+ADDING_NET = {"head": adding_head, "return_sequences": False}
+COPY_NET = {"head": copy_head, "return_sequences": True}
+DIGIT_NET = {"head": digit_head, "return_sequences": False}
+MUSIC_NET = {"head": music_head, "return_sequences": True}
 
 
 # TCNs of whole sequences
@@ -161,6 +165,7 @@ OF_LAST_STEP = (adding_head, digit_head)
 
 def _tcn(
     head,
+    return_sequences,
     kernel_size: int = 8,
     depth: int = 8,
     filters: int = 24,
@@ -177,7 +182,7 @@ def _tcn(
         dropout=dropout,
         dropout_kind=dropout_kind,
         activation=activation,
-        return_sequences=head not in OF_LAST_STEP,
+        return_sequences=return_sequences,
         seed=sub_seed(seed, 10),
         name="tcn",
     )
@@ -185,7 +190,7 @@ def _tcn(
 
 
 @register(**ADDING, training=on_adding, fast=fast_adding)
-@like(_tcn, {"head": adding_head})
+@like(_tcn, ADDING_NET)
 def tcn_adding() -> None:
     """TCN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -202,16 +207,16 @@ def tcn_adding() -> None:
         kernel_size: Positive integer, number of taps of the convolutions.
         depth: Positive integer, number of blocks, with dilations 1, 2, 4, ...
         filters: Positive integer, channels of each block.
-        dropout: Dropout rate after each convolution.
+        dropout: Float, dropout rate after each convolution.
         dropout_kind: `"element"` drops individual values (the authors' code), `"spatial"` whole
             channels of a row (the paper).
         activation: `"relu"`, or `"glu"` for the gated network of Table 5, which has nearly twice
             the parameters at the same width.
-        seed: Seed of weights, dropouts and the order of sequences. Defaults to 0; None draws a new
-            one each time.
+        seed: Integer, seed of weights, dropouts and the order of sequences. Defaults to 0; None
+            draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
+        jit_compile: Boolean, whether training is compiled by XLA. Defaults to None, automatic.
 
     Returns:
         A compiled `SequenceRegressor`.
@@ -219,7 +224,7 @@ def tcn_adding() -> None:
 
 
 @register(**COPY_MEMORY, training=on_copy_memory, fast=fast_copy_memory)
-@like(_tcn, {"head": copy_head}, filters=10, dropout=0.05)
+@like(_tcn, COPY_NET, filters=10, dropout=0.05)
 def tcn_copy_memory() -> None:
     """TCN on copy memory, T=1000, 12.5K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -245,7 +250,7 @@ def tcn_copy_memory() -> None:
         4e-3, batch_size=64, epochs=20, shift=1, warmup_steps=1_700, decay_steps=15_500
     ),
 )
-@like(_tcn, {"head": digit_head}, kernel_size=7, filters=25)
+@like(_tcn, DIGIT_NET, kernel_size=7, filters=25)
 def tcn_seq_mnist() -> None:
     """TCN on sequential MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -278,7 +283,7 @@ def tcn_permuted_mnist() -> None:
         8e-3, epochs=140, transpose=0.3, warmup_steps=800, decay_steps=7_460
     ),
 )
-@like(_tcn, {"head": music_head}, kernel_size=3, depth=2, filters=150, dropout=0.5)
+@like(_tcn, MUSIC_NET, kernel_size=3, depth=2, filters=150, dropout=0.5)
 def tcn_jsb() -> None:
     """TCN on JSB Chorales, 270K parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -346,14 +351,16 @@ def tcn_ptb(
         filters: Positive integer, channels of all blocks but the last.
         embedding_dim: Positive integer, width of the embedding and the last block. The output
             matrix is tied to the embedding.
-        input_dropout: Element-wise dropout rate of the embedded input.
-        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
-            words sorted by decreasing frequency; `()` is a full softmax.
+        input_dropout: Float, element-wise dropout rate of the embedded input.
+        cutoffs: Tuple of integers, first word of each tail of an adaptive softmax (see
+            `layers.AdaptiveSoftmax`), with words sorted by decreasing frequency; `()` is a full
+            softmax.
         initial_embedding: `"normal"`, N(0, 0.01), as in the authors' word-level programs, or
             `"uniform"`, U(-0.1, 0.1), as in the character-level program.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        **: As in `tcn_adding`.
+
+    Other arguments are as in `tcn_adding`.
 
     Returns:
         A compiled `LanguageModel`.
@@ -377,7 +384,7 @@ def tcn_ptb(
         )
 
     widths: Any = [filters] * (depth - 1) + [embedding_dim]
-    return _tcn(head, kernel_size, depth, widths, dropout, dropout_kind, activation, seed)
+    return _tcn(head, True, kernel_size, depth, widths, dropout, dropout_kind, activation, seed)
 
 
 @register(data="wt103", metric="perplexity", training=lambda: on_words(4.0, clip_norm=0.4))

@@ -107,30 +107,33 @@ def trellisnet_ptb(
         embedding_dim: Positive integer, width of the embedding.
         kernel_size: Positive integer, number of taps of the convolution.
         injection_every: Positive integer, number of levels between injections of the input.
-        groups: Number of equally wide groups of a mixed-group kernel. Defaults to None, a dense
-            kernel.
-        weight_norm: Whether the kernels are weight-normalized.
+        groups: Positive integer, number of equally wide groups of a mixed-group kernel. Defaults to
+            None, a dense kernel.
+        weight_norm: Boolean, whether the kernels are weight-normalized.
         experts: Positive integer, number of softmaxes of a mixture. Defaults to None, one softmax.
-        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
-            words sorted by decreasing frequency; `()` is a full softmax.
-        stateful: Whether to carry the state from batch to batch, instead of overlapping segments.
+        cutoffs: Tuple of integers, first word of each tail of an adaptive softmax (see
+            `layers.AdaptiveSoftmax`), with words sorted by decreasing frequency; `()` is a full
+            softmax.
+        stateful: Boolean, whether to carry the state from batch to batch, instead of overlapping
+            segments.
         aux_every: Positive integer up to `depth`, number of levels between auxiliary losses.
-        aux_weight: Weight of the auxiliary losses; 0 disables them.
-        embedding_dropout: Rate of word dropout.
-        input_dropout, hidden_dropout, output_dropout: Variational dropout rates of the input, of
-            h in the convolution and of the output.
-        latent_dropout: Variational dropout rate of a mixture's latent vectors.
-        weight_dropout: DropConnect rate of the past taps.
-        activation_reg, temporal_activation_reg: Weights of AR and TAR in the loss.
-        initial_stddev: Standard deviation of the initial kernels and biases.
-        initial_embedding: Bound of the uniform initial embedding.
-        rematerialize: Whether the backward pass recomputes activations, which saves memory.
+        aux_weight: Float, weight of the auxiliary losses; 0 disables them.
+        embedding_dropout: Float, rate of word dropout.
+        input_dropout, hidden_dropout, output_dropout: Floats, variational dropout rates of the
+            input, of h in the convolution and of the output.
+        latent_dropout: Float, variational dropout rate of a mixture's latent vectors.
+        weight_dropout: Float, DropConnect rate of the past taps.
+        activation_reg, temporal_activation_reg: Floats, weights of AR and TAR in the loss.
+        initial_stddev: Float, standard deviation of the initial kernels and biases.
+        initial_embedding: Float, bound of the uniform initial embedding.
+        rematerialize: Boolean, whether the backward pass recomputes activations, which saves
+            memory.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
+        seed: Integer, seed of weights and dropouts. Defaults to 0; None draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
+        jit_compile: Boolean, whether training is compiled by XLA. Defaults to None, automatic.
 
     Returns:
         A compiled `LanguageModel`.
@@ -435,12 +438,13 @@ def trellisnet_seq_mnist(
 
     Args:
         output_units: Positive integer, output channels.
-        dilations: Dilation rate of each level.
-        input_dropout, output_dropout: Element-wise dropout rates.
-        hidden_dropout: Variational dropout rate of h in the convolution.
-        seed: Seed of weights, dropouts and the order of the images. Defaults to 0; None draws a new
-            one each time.
-        **: As in `trellisnet_ptb`.
+        dilations: Tuple of integers, dilation rate of each level.
+        input_dropout, output_dropout: Floats, element-wise dropout rates.
+        hidden_dropout: Float, variational dropout rate of h in the convolution.
+        seed: Integer, seed of weights, dropouts and the order of the images. Defaults to 0; None
+            draws a new one each time.
+
+    Other arguments are as in `trellisnet_ptb`.
 
     Returns:
         A compiled `SequenceClassifier`.
