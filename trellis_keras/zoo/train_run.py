@@ -130,6 +130,7 @@ def train(
     with contextlib.ExitStack() as stack:
         if parallel.process_index():
             folder, verbose = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
+        # The folder is locked, and a failed start leaves nothing in it.
         stack.enter_context(Job(folder, FILES, functools.partial(has_run, folder)).open())
         _share(folder)
         state = saved_state(folder)
