@@ -103,11 +103,12 @@ def test_digits_recalled():
     logits[1, -10] = 0.0  # argmax 0, but 2 is right
     logits[2, 0] = np.eye(10)[5]  # not one of the last ten
     metric = DigitsRecalled()
-    metric.update_state(y, logits)
+    metric.update_state(y[..., None], logits)
     assert float(metric.result()) == pytest.approx(2 / 3)
-    metric.reset_state()
-    metric.update_state(y, logits, sample_weight=np.repeat([[1.0], [1.0], [0.0]], 12, axis=1))
-    assert float(metric.result()) == pytest.approx(1 / 2)
+    for weight in ([1.0, 1.0, 0.0], np.repeat([[1.0], [1.0], [0.0]], 12, axis=1)):
+        metric.reset_state()
+        metric.update_state(y, logits, sample_weight=weight)
+        assert float(metric.result()) == pytest.approx(1 / 2)
     metric = DigitsRecalled(digits=12)
     metric.update_state(y, logits)
     assert float(metric.result()) == pytest.approx(1 / 3)

@@ -83,6 +83,7 @@ class CrossEntropy(ExactMean):
     """
 
     default_name = "cross_entropy"
+    _direction = "down"
 
     def update_state(self, nll: Tensor, *others: Any, sample_weight: Tensor = None) -> None:
         """Accumulates the negative log-likelihoods of tokens.
@@ -95,8 +96,8 @@ class CrossEntropy(ExactMean):
         if others:  # as Keras' other models pass them
             raise ValueError(
                 f"{type(self).__name__} takes negative log-likelihoods, as passed by a "
-                "LanguageModel; in other models use "
-                "keras.metrics.SparseCategoricalCrossentropy. Received: targets and outputs"
+                "LanguageModel; in other models use keras.metrics.SparseCategoricalCrossentropy("
+                "from_logits=True). Received: targets and outputs"
             )
         self._accumulate(nll, sample_weight)
 
@@ -137,6 +138,7 @@ class FrameNLL(ExactMean):
     """
 
     default_name = "frame_nll"
+    _direction = "down"
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
         """Accumulates the negative log-likelihoods of frames.
@@ -170,6 +172,7 @@ class DigitsRecalled(ExactMean):
     """
 
     default_name = "recalled"
+    _direction = "up"
 
     def __init__(self, digits: int = 10, name: str | None = None, dtype: str | None = None) -> None:
         super().__init__(name, dtype)
@@ -179,21 +182,24 @@ class DigitsRecalled(ExactMean):
         """Accumulates the fraction for a batch.
 
         Args:
-            y_true: Integer tensor (batch, time).
+            y_true: Integer tensor (batch, time) or (batch, time, 1).
             y_pred: Tensor (batch, time, classes), logits.
             sample_weight: Tensor (batch,), or (batch, time), whose last step is the weight of the
                 sequence. Defaults to 1 for every sequence.
         """
-        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+        y_pred = ops.convert_to_tensor(y_pred)
+        y_true = ops.reshape(y_true, ops.shape(y_pred)[:-1])
         recalled = ops.argmax(y_pred[:, -self.digits :], axis=-1)
         wanted = ops.cast(y_true[:, -self.digits :], recalled.dtype)
         right = ops.all(ops.equal(recalled, wanted), axis=-1)
-        if sample_weight is not None and len(sample_weight.shape) > 1:
-            sample_weight = sample_weight[:, -1]
+        if sample_weight is not None:
+            sample_weight = ops.convert_to_tensor(sample_weight)
+            if len(sample_weight.shape) > 1:
+                sample_weight = sample_weight[:, -1]
         self._accumulate(right, sample_weight)
 
     def get_config(self) -> dict:
-        return {"digits": self.digits, "name": self.name, "dtype": self.dtype}
+        return {**super().get_config(), "digits": self.digits}
 
 
 def _add(total, remainder, value):

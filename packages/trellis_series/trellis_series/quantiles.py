@@ -20,7 +20,7 @@ class PinballLoss(WeightedMeanLoss):
 
     Args:
         quantiles: Increasing floats between 0 and 1.
-        name, reduction, dtype: As in `keras.losses.Loss`.
+        reduction, name, dtype: As in `keras.losses.Loss`.
 
     Call arguments:
         y_true: Tensor (...), or (..., 1).
@@ -118,6 +118,7 @@ class MeanPinball(ForecastMetric):
     """Computes the mean pinball loss of quantiles, see `PinballLoss`."""
 
     default_name = "pinball"
+    _direction = "down"
 
     def _values(self, y_true, y_pred):
         return pinball(y_true, y_pred, self.quantiles)
@@ -145,6 +146,7 @@ class MASE(ForecastMetric):
     """
 
     default_name = "mase"
+    _direction = "down"
     _needs_quantiles = False
 
     def __init__(self, scale: Any, quantiles: Any = None, **kwargs: Any) -> None:
@@ -179,6 +181,8 @@ class ValueMetric(keras.metrics.Metric):
             found.name = metric
         super().__init__(name=found.name, dtype=found.dtype)
         self.metric = found
+        if hasattr(found, "_direction"):
+            self._direction = found._direction
         self.quantile = quantile
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
