@@ -196,6 +196,12 @@ def test_kinds_of_input_dropout(kind, steps_differ):
     assert np.all(kept == 1)
 
 
+def test_output_dropout_is_part_of_a_training_call():
+    model, tokens = make(output_dropout=0.5), random_tokens(3, 8)
+    np.testing.assert_array_equal(model(tokens), model(tokens))
+    assert not np.allclose(model(tokens, training=True), model(tokens))
+
+
 # Carried states
 
 
@@ -264,6 +270,9 @@ def test_rows_of_batches():
     model = make(trellis(stateful=True))
     assert model.predict(OneBatch(random_tokens(3, 8)), verbose=0).shape == (3, 8, V)
     x = random_tokens(10, 8)
+    assert model.predict(x, 5, 0).shape == (10, 8, V)  # as in Keras
+    assert np.isfinite(model.evaluate(x, x, 5, 0))
+    assert model.backbone.carried_states(training=False).rows == 5
     model.fit(x, x, batch_size=4, validation_split=0.2, validation_batch_size=2, verbose=0)
     assert model.backbone.carried_states(training=True).rows == 4
     for rows in (5, 4):

@@ -11,7 +11,7 @@ from tests.support.golden import log_softmax
 from tests.support.model_checks import OneBatch
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import PolyphonicModel, SequenceClassifier, SequenceRegressor
-from trellis_keras.models.losses import FrameLoss, frame_nll
+from trellis_keras.models.losses import FrameLoss, SquaredError, frame_nll
 
 both_backends = pytest.mark.both_backends
 
@@ -106,6 +106,7 @@ def test_figures_are_means_over_what_counts_in_the_whole_split(per_step):
 @both_backends
 @per_step_or_not
 def test_a_regressor_has_the_mean_squared_error(per_step):
+    assert SquaredError("sum").reduction == "sum"
     model = SequenceRegressor(Mix(per_step), np.int64(1), per_step=per_step, seed=2)
     model.compile("sgd", **COMPILED)
     x, _ = data(per_step)
@@ -300,6 +301,15 @@ def polyphonic(**options):
     return model
 
 
+def test_metrics_of_probabilities_at_a_threshold_of_logits():
+    metrics = [keras.metrics.AUC(from_logits=True), keras.metrics.Precision(thresholds=0)]
+    model = polyphonic(metrics=metrics)
+    x, y, _ = padded(piano_rolls())
+    results = model.evaluate(x, y, verbose=0, return_dict=True)
+    on = model.predict(x, verbose=0) > 0
+    assert results["precision"] == pytest.approx(y[on].mean(), rel=1e-5)
+
+
 @pytest.mark.skipif(JAX, reason="about TensorFlow")
 def test_xla_in_float64_warns():
     model = SequenceRegressor(TCN(8, depth=2, activation="glu", dtype="float64"), 1)
@@ -310,7 +320,8 @@ def test_xla_in_float64_warns():
 def test_padded_batches_give_the_figure_of_the_pieces_one_by_one():
     model = polyphonic()
     x, y, weight = padded(piano_rolls())
-    model.fit(x, y, sample_weight=weight, batch_size=2, verbose=0)
+    plateau = keras.callbacks.ReduceLROnPlateau("frame_nll")  # it knows the direction
+    model.fit(x, y, sample_weight=weight, batch_size=2, verbose=0, callbacks=[plateau])
     results = model.evaluate(x, y, sample_weight=weight, batch_size=2, verbose=0, return_dict=True)
     frames = []
     for roll in piano_rolls():
@@ -380,8 +391,12 @@ def test_a_loss_by_its_name_takes_logits(loss):
     model, (x, y) = classifier(), data(False)
     model.compile("sgd", run_eagerly=True)
     expected = model.evaluate(x, y, verbose=0)[0]
-    model.compile("sgd", loss=loss, metrics=["accuracy"], run_eagerly=True)
-    assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(expected, rel=1e-5)
+    metric = "sparse_categorical_crossentropy"
+    options = {"metrics": ["accuracy", metric], "weighted_metrics": {"outputs": metric}}
+    model.compile("sgd", loss=[loss], run_eagerly=True, **options)
+    results = np.delete(model.evaluate(x, y, verbose=0), 1)
+    assert len(results) >= 3
+    np.testing.assert_allclose(results, expected, rtol=1e-5)
 
 
 @both_backends
@@ -402,9 +417,14 @@ def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):
 @both_backends
 def test_outputs_are_nan_until_the_inputs_are_adapted():
     model = SequenceRegressor(Mix(False), normalize=True)
-    x = X + 1
-    assert np.isnan(model.predict(x, verbose=0)).all()
-    model.adapt(x)
+    x = X + np.arange(5)[:, None]
+    assert np.isnan(model(x)).all()
+    model.compile("sgd", run_eagerly=True)
+    for run in (model.predict, lambda x, **options: model.evaluate(x, LABELS, **options)):
+        with pytest.raises(ValueError, match="adapt"):
+            run(x, verbose=0)
+    model.adapt(array for array in x)
+    np.testing.assert_allclose(model.input_normalization.scale, x.std(axis=(0, 1)), rtol=1e-5)
     assert np.isfinite(model.predict(x, verbose=0)).all()
 
 
@@ -479,6 +499,10 @@ WRONG_MODELS = [
     (lambda: classifier(activation="relu"), "activation"),
     (lambda: classifier().compile("sgd", LOSS_OF_PROBABILITIES), "from_logits"),
     (lambda: polyphonic(loss=keras.losses.BinaryCrossentropy()), "logits"),
+    (lambda: polyphonic(metrics=[keras.losses.binary_crossentropy]), "from_logits"),
+    (lambda: polyphonic(weighted_metrics=[keras.metrics.AUC()]), "from_logits"),
+    (lambda: polyphonic(metrics={"a": keras.metrics.Precision()}), "threshold"),
+    (lambda: polyphonic(metrics=["binary_accuracy"]), "threshold"),
 ]
 
 

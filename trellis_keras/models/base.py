@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams import to_stream
+from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras._keras_internals import save_to_file
 from trellis_keras.files import atomic_folder
@@ -24,12 +25,15 @@ from trellis_keras.models.metrics import MeanLoss
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
+if keras.backend.backend() == "tensorflow":
+    from trellis_keras import _tensorflow
+
 
 class BackboneModel(SublayersMixin, keras.Model):
     """Base class of models that put a head on a causal backbone.
 
     The loss of an epoch is the weighted mean over all its steps or sequences, not a mean of batch
-    means: a subclass's `compute_loss` updates `_mean_loss` with the weight of each batch.
+    means: a subclass's `compute_loss` returns `_counted(loss, weight)`.
 
     Attributes:
         backbone: Causal layer.
@@ -63,7 +67,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         self._check_replicas(jit_compile, steps_per_execution)
         self._asked_to_compile = jit_compile
         if jit_compile == "auto" and not kwargs.get("run_eagerly"):
-            jit_compile = self._prefers_xla() or "auto"
+            jit_compile = True if self._prefers_xla() else "auto"
         elif (
             jit_compile is True
             and keras.backend.backend() == "tensorflow"
@@ -107,8 +111,6 @@ class BackboneModel(SublayersMixin, keras.Model):
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         if keras.backend.backend() != "tensorflow" or scaled:
             return step(*args)
-        from trellis_keras import _tensorflow
-
         return _tensorflow.outside_replica(lambda: step(*args))
 
     def test_step(self, *args: Any) -> Any:
@@ -117,6 +119,25 @@ class BackboneModel(SublayersMixin, keras.Model):
     def loss_inputs(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
         """Returns the inputs of a call from a batch, in training and evaluation."""
         return x
+
+    def _counted(self, loss, weight):
+        """Counts a batch's mean loss, and returns the term whose gradient is taken.
+
+        The gradients of a batch's replicas are summed, so each returns its share of the mean over
+        all of them.
+
+        Args:
+            loss: Scalar, the mean loss of this replica's targets.
+            weight: Scalar, their number or total weight.
+        """
+        self._mean_loss.update_state(loss, weight)
+        replicas = self._replicas()
+        if replicas == 1:
+            return loss
+        everywhere = _tensorflow.sum_over_replicas(weight)
+        if everywhere is None:
+            everywhere = weight * replicas
+        return ops.divide_no_nan(loss * weight, everywhere)
 
     def _with_loss_inputs(self, *args):
         """Replaces the inputs of the batch, the last argument of Keras' steps."""
@@ -135,8 +156,6 @@ class BackboneModel(SublayersMixin, keras.Model):
         """Whether the backbone is faster with XLA (on TensorFlow and a CPU)."""
         if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
             return False
-        from trellis_keras import _tensorflow
-
         is_float32 = self.backbone.compute_dtype == "float32"
         prefers = is_float32 and getattr(self.backbone, "prefers_xla", False)
         return prefers and _tensorflow.has_only_cpus()
@@ -166,7 +185,7 @@ class BackboneModel(SublayersMixin, keras.Model):
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
-        return config and {**config, "jit_compile": self._asked_to_compile}
+        return {**config, "jit_compile": self._asked_to_compile} if config else {}
 
     def compile_from_config(self, config: dict) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -255,6 +274,30 @@ class BackboneModel(SublayersMixin, keras.Model):
     @functools.cached_property
     def _stream(self):
         return to_stream(self.backbone)
+
+    def _exported_stream(self, step, prefill, read_out, **options):
+        """Returns the stream that exporters of steps write.
+
+        Args:
+            step, prefill: Functions of inputs and a cache.
+            read_out: Function that maps their outputs to those of the exported stream.
+            **options: Other fields of `ExportedStream`.
+        """
+
+        def read_step(x, cache):
+            y, cache = step(x, cache)
+            return read_out(y), cache
+
+        return ExportedStream(
+            self,
+            self.initial_cache,
+            read_step,
+            lambda x: read_out(prefill(x)[0]),
+            delay=self.delay,
+            rate=self.rate,
+            receptive_field=getattr(self.stream(), "receptive_field", None),
+            **options,
+        )
 
     @property
     def delay(self) -> Any:

@@ -30,7 +30,6 @@ from trellis_keras.models.base import (
 )
 from trellis_keras.models.generation import TextGenerator
 from trellis_keras.models.saved_files import saved_tokens
-from trellis_keras.models.stateful_batches import ResetStates, rows_per_batch
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 _INPUT_DROPOUTS = {"variational": VariationalDropout, "element": Dropout}
@@ -228,7 +227,8 @@ class LanguageModel(TextGenerator, BackboneModel):
     def call(self, tokens: Tensor | tuple[Tensor, ...], training: bool = False) -> Tensor:
         if isinstance(tokens, (list, tuple)):
             return self._target_log_probs(*tokens, training=training)
-        return self.head(self.encode(tokens, training)["hidden"])
+        output = self.output_dropout(self.encode(tokens, training)["hidden"], training=training)
+        return self.head(output, training=training)
 
     def encode(
         self, tokens: Tensor, training: bool = False, output_length: int | Tensor | None = None
@@ -310,11 +310,9 @@ class LanguageModel(TextGenerator, BackboneModel):
         loss = losses.weighted_mean(-y_pred, weight)
         if training:
             loss = loss + sum(self.losses)
-        counted = ops.sum(weight)
         for metric in self._token_metrics:
             metric.update_state(-y_pred, sample_weight=weight)
-        self._mean_loss.update_state(loss, sample_weight=counted)
-        return losses.scale_loss_for_replicas(loss, counted)
+        return self._counted(loss, ops.sum(weight))
 
     def loss_inputs(self, x: Tensor, y: Tensor, sample_weight: Tensor = None) -> Any:
         if y is None:
@@ -400,7 +398,6 @@ class LanguageModel(TextGenerator, BackboneModel):
         callbacks: list | None = None,
         *,
         shuffle: bool | None = None,
-        class_weight: None = None,
         **kwargs: Any,
     ) -> keras.callbacks.History:
         """Trains the model as `keras.Model.fit` does, with the batches of a text in order.
@@ -412,10 +409,9 @@ class LanguageModel(TextGenerator, BackboneModel):
             x, y, batch_size, epochs, verbose, callbacks: As in Keras.
             shuffle: Boolean. Defaults to `True` for arrays, and to `False` for a `PyDataset`, whose
                 batches Keras would shuffle, and with a stateful backbone.
-            class_weight: Must be `None`.
-            **kwargs: Other arguments of `keras.Model.fit`.
+            **kwargs: Other arguments of `keras.Model.fit`, except `class_weight`.
         """
-        check_no_class_weight(class_weight)
+        check_no_class_weight(kwargs.get("class_weight"))
         validation = kwargs.get("validation_data")
         validation = validation[:2] if isinstance(validation, (tuple, list)) else [validation]
         self._check_tokens(x, y, *validation)
@@ -427,24 +423,29 @@ class LanguageModel(TextGenerator, BackboneModel):
             split = kwargs.get("validation_split")
             trained = x[: math.floor(len(x) * (1 - split))] if split else x
             self.allocate_states(trained, batch_size, training=True)
-            callbacks = [ResetStates(), *keras.tree.flatten(callbacks or [])]
+            reset = keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda *_: self.backbone.reset_state(training=True)
+            )
+            callbacks = [reset, *keras.tree.flatten(callbacks or [])]
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, shuffle=shuffle, **kwargs)
 
     def evaluate(
-        self, x: Any = None, y: Tensor | None = None, batch_size: int | None = None, **kwargs: Any
+        self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Evaluates as `keras.Model.evaluate` does; a stateful backbone starts from zero states."""
         self._check_tokens(x, y)
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
-        return super().evaluate(x, y, batch_size=batch_size, **kwargs)
+        return super().evaluate(x, y, batch_size, *args, **kwargs)
 
-    def predict(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
+    def predict(
+        self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any
+    ) -> np.ndarray:
         """Predicts as `keras.Model.predict` does; a stateful backbone starts from zero states."""
         self._check_tokens(x)
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
-        return super().predict(x, batch_size=batch_size, **kwargs)
+        return super().predict(x, batch_size, *args, **kwargs)
 
     def _check_tokens(self, *sources):
         for source in sources:
@@ -464,7 +465,7 @@ class LanguageModel(TextGenerator, BackboneModel):
 
     def allocate_states(self, x: Any, batch_size: int | None, training: bool) -> None:
         """Allocates zero states of a stateful backbone for the batch size that Keras will use."""
-        rows = rows_per_batch(x, batch_size)
+        rows = _rows_per_batch(x, batch_size)
         self.backbone.reset_state(rows, training)
         # A function compiled for any batch size would keep the states of a single one.
         for function in ["train_function"] if training else ["test_function", "predict_function"]:
@@ -479,23 +480,13 @@ class LanguageModel(TextGenerator, BackboneModel):
 
         The log-probabilities of a head without logits are logits too.
         """
-        stream = self.stream()
         logits = self.head.logits if type(self.head) is DenseHead else self.head
-
-        def step(tokens, cache):
-            hidden, cache = self.hidden_step(tokens, cache)
-            return logits(hidden), cache
-
-        return ExportedStream(
-            self,
-            self.initial_cache,
-            step,
-            lambda tokens: logits(self.hidden_prefill(tokens)[0]),
+        return self._exported_stream(
+            self.hidden_step,
+            self.hidden_prefill,
+            logits,
             inputs=self.vocabulary_size,
             takes_token=True,
-            delay=self.delay,
-            rate=self.rate,
-            receptive_field=getattr(stream, "receptive_field", None),
         )
 
     def hidden_step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -616,3 +607,28 @@ def _check_backbone(backbone):
             "TrellisLayer and StackedRNN do (Keras' own recurrent layers do not: wrap them "
             f"in a StackedRNN(..., stateful=True)). Received: {backbone}"
         )
+
+
+def _rows_per_batch(x, batch_size):
+    """Returns the number of rows of the batches that Keras will read from x, in all processes."""
+    rows, received = None, type(x).__name__
+    if isinstance(x, keras.utils.PyDataset):
+        rows = len(keras.utils.unpack_x_y_sample_weight(x[0])[0])
+    elif hasattr(x, "element_spec"):  # a tf.data.Dataset
+        rows = keras.tree.flatten(x.element_spec)[0].shape[0]
+    elif hasattr(x, "__len__"):
+        batch_size = min(batch_size or 32, len(x))
+        rows = None if len(x) % batch_size else batch_size
+        received = f"{len(x)} rows with batch_size={batch_size}"
+    if rows is None:
+        raise ValueError(
+            "A stateful backbone needs batches of equal size, known in advance: arrays, a "
+            "`keras.utils.PyDataset`, or a `tf.data.Dataset` of batch(..., drop_remainder=True). "
+            f"Received: {received}"
+        )
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.auto_shard_dataset:
+        return rows
+    import jax
+
+    return rows * jax.process_count()  # which divide the rows of every batch among them

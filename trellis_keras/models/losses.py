@@ -1,8 +1,7 @@
-"""Losses: weighted means over the steps of a batch, and over replicas that train together.
+"""Losses: weighted means over the steps of a batch.
 
 The losses of models are sum(weight * value) / sum(weight) over steps or sequences, so padding with
-weight 0 does not count. On JAX a step is one program over all devices. On TensorFlow each replica
-of `tf.distribute` computes the loss of its own rows, and the gradients are summed.
+weight 0 does not count.
 """
 
 import keras
@@ -10,6 +9,9 @@ from keras import ops
 
 from keras_streams.protocol import shapes_match
 from trellis_keras.types import Tensor
+
+if keras.backend.backend() == "tensorflow":
+    from trellis_keras import _tensorflow
 
 
 def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
@@ -34,13 +36,13 @@ class WeightedMeanLoss(keras.losses.Loss):
     """A loss whose mean is sum(weight * value) / sum(weight), and which saves its dtype.
 
     Args:
-        name, reduction, dtype: As in `keras.losses.Loss`.
+        reduction, name, dtype: As in `keras.losses.Loss`.
     """
 
     def __init__(
         self,
-        name: str | None = None,
         reduction: str = "mean_with_sample_weight",
+        name: str | None = None,
         dtype: str | None = None,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
@@ -56,7 +58,7 @@ class FrameLoss(WeightedMeanLoss):
     Summed over keys and averaged over frames (Bai et al. 2018, section 4).
 
     Args:
-        name, reduction, dtype: As in `WeightedMeanLoss`.
+        reduction, name, dtype: As in `WeightedMeanLoss`.
 
     Call arguments:
         y_true: Tensor (batch, time, keys) of 0 and 1.
@@ -79,7 +81,7 @@ class SquaredError(WeightedMeanLoss):
     """Computes the mean squared error. Unlike Keras', it keeps float64 on JAX.
 
     Args:
-        name, reduction, dtype: As in `WeightedMeanLoss`.
+        reduction, name, dtype: As in `WeightedMeanLoss`.
 
     Call arguments:
         y_true: Tensor (..., units), or (...) if there is one unit.
@@ -115,8 +117,6 @@ def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
     if getattr(weight.shape, "rank", 0) is not None:
         return ops.reshape(weight, (*ops.shape(weight), *[1] * (rank - len(weight.shape))))
     # The rank is unknown to TensorFlow if it has been both (batch,) and (batch, n).
-    from trellis_keras import _tensorflow
-
     return _tensorflow.add_axes(weight, rank)
 
 
@@ -156,31 +156,3 @@ def temporal_activation_reg(hidden: Tensor, weight: Tensor) -> Tensor:
 def _mean_square(x):
     """Mean over the last axis. (`ops.mean` leaves float64 on JAX.)"""
     return ops.sum(ops.square(x), axis=-1) / x.shape[-1]
-
-
-# Replicas of tf.distribute
-
-
-def num_replicas() -> int:
-    """Returns the number of replicas of `tf.distribute` that train together, 1 by default."""
-    if keras.backend.backend() != "tensorflow":
-        return 1
-    from trellis_keras import _tensorflow
-
-    return _tensorflow.num_replicas()
-
-
-def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
-    """Returns a replica's share of the loss, so that the shares sum to the mean over all replicas.
-
-    `loss` is the mean over this replica's tokens, `counted` their number (or total weight).
-    """
-    replicas = num_replicas()
-    if replicas == 1:
-        return loss
-    from trellis_keras import _tensorflow
-
-    everywhere = _tensorflow.sum_over_replicas(counted)
-    if everywhere is None:
-        everywhere = counted * replicas
-    return ops.divide_no_nan(loss * counted, everywhere)

@@ -65,6 +65,7 @@ class Standardization(keras.layers.Layer):
             data: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks, so
                 they may be memory-mapped.
         """
+        data = arrays_of(data)  # which are read twice
         count = total = np.zeros(())
         for block in _blocks(data):
             count = count + np.sum(~np.isnan(block), axis=0)
@@ -96,9 +97,9 @@ def _at(axis, statistic):
     return ops.reshape(statistic, (-1, *[1] * (-1 - axis)))
 
 
-def _blocks(data) -> Iterator[np.ndarray]:
+def _blocks(arrays) -> Iterator[np.ndarray]:
     """Yields float64 arrays (rows, channels)."""
-    for array in arrays_of(data):
+    for array in arrays:
         rows = np.reshape(array, (-1, array.shape[-1]))
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             yield np.asarray(rows[first : first + _ROWS_AT_ONCE], "float64")

@@ -110,9 +110,9 @@ class SequenceClassifier(SequenceModel):
     def _outputs_are_logits(self):
         return self.activation is None
 
-    def predict_proba(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
+    def predict_proba(self, x: Any, *args: Any, **kwargs: Any) -> np.ndarray:
         """Returns class probabilities, with the arguments of `keras.Model.predict`."""
-        outputs = self.predict(x, batch_size=batch_size, **kwargs)
+        outputs = self.predict(x, *args, **kwargs)
         if self.activation is None:
             outputs = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
             outputs = outputs / outputs.sum(axis=-1, keepdims=True)
@@ -139,7 +139,7 @@ class SequenceClassifier(SequenceModel):
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)]
 
     def _loss_terms(self, x, y, y_pred, weight):
-        if not self._has_own_loss:
+        if not self._uses_default_loss:
             return y, y_pred, weight
         # On some backends a label out of range has a loss of 0.
         y = ops.reshape(y, ops.shape(y_pred)[:-1])

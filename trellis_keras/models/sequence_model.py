@@ -22,7 +22,6 @@ from trellis_keras.models.base import (
     embed,
     serialize_unbuilt,
 )
-from trellis_keras.models.losses import num_replicas, scale_loss_for_replicas
 from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
@@ -123,7 +122,7 @@ class SequenceModel(BackboneModel):
             name="head",
         )
         self.supports_masking = True
-        self._has_own_loss = False
+        self._uses_default_loss = False
 
     @property
     def input_dtype(self) -> str:
@@ -225,8 +224,9 @@ class SequenceModel(BackboneModel):
         """
         if self.input_normalization is None:
             raise ValueError("`adapt` needs a model with normalize=True.")
+        inputs = arrays_of(inputs)
         if not self.built:
-            self.build((None, None, arrays_of(inputs)[0].shape[-1]))
+            self.build((None, None, inputs[0].shape[-1]))
         self.input_normalization.adapt(inputs)
 
     def check_adapted(self) -> None:
@@ -263,40 +263,43 @@ class SequenceModel(BackboneModel):
 
         Args:
             optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
-            loss: As in Keras. Defaults to the loss described in the class. A cross-entropy given by
-                name uses `from_logits=True` if the outputs are logits.
+            loss: As in Keras. Defaults to the loss described in the class. If the outputs are
+                logits, losses and metrics given by name use `from_logits=True`.
             metrics, weighted_metrics: As in Keras: only `weighted_metrics` receive the sample
                 weights (and the mask). With the default loss they default to the metrics described
                 in the class.
             **kwargs: Other arguments of `keras.Model.compile`.
         """
         if loss is not None:
-            loss = self._own_loss(loss)
+            (loss,) = keras.tree.flatten(loss)  # Keras also takes a list of one
+            loss = self._checked_loss(loss)
         elif metrics is None and weighted_metrics is None:
             weighted_metrics = self._default_metrics()
         super().compile(
             optimizer,
             loss=self._default_loss() if loss is None else loss,
-            metrics=self._own_metrics(metrics),
-            weighted_metrics=self._own_metrics(weighted_metrics),
+            metrics=self._checked_metrics(metrics),
+            weighted_metrics=self._checked_metrics(weighted_metrics),
             **kwargs,
         )
         # Keras would cast every loss to floatx.
         set_loss_dtype(self, self.head.compute_dtype)
-        self._has_own_loss = loss is None
+        self._uses_default_loss = loss is None
 
-    def _own_loss(self, loss):
+    def _checked_loss(self, loss):
         """Returns the loss to use for one given to `compile`, or raises ValueError."""
-        return _of_logits(loss) if self._outputs_are_logits else loss
+        return _loss_of_logits(loss) if self._outputs_are_logits else loss
 
-    def _own_metrics(self, metrics):
-        """Returns the metrics to use for those given to `compile`."""
-        return metrics
+    def _checked_metrics(self, metrics):
+        """Returns the metrics to use for those given to `compile`, or raises ValueError."""
+        if metrics is None or not self._outputs_are_logits:
+            return metrics
+        return keras.tree.map_structure(_metric_of_logits, metrics)
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
         # Keras' losses do not save their dtype; the default loss is recreated.
-        return {**config, "loss": None} if config and self._has_own_loss else config
+        return {**config, "loss": None} if config and self._uses_default_loss else config
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -313,7 +316,7 @@ class SequenceModel(BackboneModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss of a batch, and updates the metrics."""
-        if self.per_step and self._has_own_loss:
+        if self.per_step and self._uses_default_loss:
             targets, outputs = y.shape[1], y_pred.shape[1]
             # A single step of targets would be broadcast to all steps.
             if None not in (targets, outputs) and targets != outputs:
@@ -321,18 +324,17 @@ class SequenceModel(BackboneModel):
                     "Per-step targets must have as many steps as the outputs. "
                     f"Received: {targets} steps of targets, {outputs} of outputs"
                 )
-        y = self._like_outputs(y, y_pred)
+        y = self._shaped_targets(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, regardless of their weights.
         terms = self._loss_terms(x, y, y_pred, weight)
-        loss = self._compile_loss(*terms) * num_replicas()
+        loss = self._compile_loss(*terms) * self._replicas()
         loss = loss + sum(ops.sum(penalty) for penalty in self.losses)
         (function,) = keras.tree.flatten(self.loss)
         by_weights = getattr(function, "reduction", None) == "mean_with_sample_weight"
         counted = ops.sum(terms[2] if by_weights else self._weights(y_pred, None))
-        self._mean_loss.update_state(loss, sample_weight=counted)
         super().compute_metrics(x, y, y_pred, weight)
-        return scale_loss_for_replicas(loss, counted)
+        return self._counted(loss, counted)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Tensor | None = None
@@ -342,7 +344,7 @@ class SequenceModel(BackboneModel):
             return self.get_metrics_result()
         # Keras builds them here, from a symbolic batch.
         weight = self._weights(y_pred, sample_weight)
-        return super().compute_metrics(x, self._like_outputs(y, y_pred), y_pred, weight)
+        return super().compute_metrics(x, self._shaped_targets(y, y_pred), y_pred, weight)
 
     def _weights(self, y_pred, sample_weight):
         """The weight of each output: (batch,), or (batch, time) in a per-step model."""
@@ -355,7 +357,7 @@ class SequenceModel(BackboneModel):
         mask = resolve_mask(y_pred, None)
         return weight if mask is None else weight * ops.cast(mask, weight.dtype)
 
-    def _like_outputs(self, y, y_pred):
+    def _shaped_targets(self, y, y_pred):
         """Returns targets with the axes of the outputs."""
         return y
 
@@ -392,9 +394,15 @@ class SequenceModel(BackboneModel):
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
+        self.check_adapted()
         y = self._encode_targets(y)
         self._check_data(x, y)
         return super().evaluate(x, y, *args, **kwargs)
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Predicts as `keras.Model.predict`, once `adapt` has been called if the model needs it."""
+        self.check_adapted()
+        return super().predict(x, *args, **kwargs)
 
     def _check_data(self, x, y=None):
         if isinstance(x, keras.utils.PyDataset):
@@ -405,7 +413,7 @@ class SequenceModel(BackboneModel):
             if y is None:
                 raise ValueError(f"{self.name} is trained and evaluated on (x, y). Received no y.")
         # A custom loss may take other targets.
-        if isinstance(y, np.ndarray) and self._has_own_loss:
+        if isinstance(y, np.ndarray) and self._uses_default_loss:
             self._check_targets(y)
 
     def _check_inputs(self, x):
@@ -455,27 +463,18 @@ class SequenceModel(BackboneModel):
     def export_stream(self) -> ExportedStream:
         """Returns the stream that exporters of steps write, with its outputs for a reader."""
         self.check_adapted()
-        stream, embedding = self.stream(), self.embedding
+        embedding = self.embedding
         if embedding is not None and embedding.mask_zero:
             raise ValueError(
                 f"{self.name} has an embedding with mask_zero=True, but a stream has no masked "
                 "steps. Set mask_zero=False and do not feed padding to the stream."
             )
-
-        def step(x, cache):
-            y, cache = self.step(x, cache)
-            return self._read_out(y), cache
-
-        return ExportedStream(
-            self,
-            self.initial_cache,
-            step,
-            lambda x: self._read_out(self.prefill(x)[0]),
+        return self._exported_stream(
+            self.step,
+            self.prefill,
+            self._read_out,
             inputs=self.input_spec.axes[-1] if embedding is None else embedding.input_dim,
             takes_token=embedding is not None,
-            delay=self.delay,
-            rate=self.rate,
-            receptive_field=getattr(stream, "receptive_field", None),
             example=None if embedding is not None else self._random_inputs,
             notes=self._export_notes(),
             fills_missing_values=self.normalize,
@@ -503,7 +502,7 @@ class SequenceModel(BackboneModel):
         return {
             **super().get_config(),
             "backbone": serialize_unbuilt(self.backbone),
-            "embedding": self.embedding and serialize_unbuilt(self.embedding),
+            "embedding": None if self.embedding is None else serialize_unbuilt(self.embedding),
             "normalize": self.normalize,
             "input_dropout": self.input_dropout.rate,
             "output_dropout": self.output_dropout.rate,
@@ -531,19 +530,46 @@ _CROSS_ENTROPIES = {
 }
 
 
-def _of_logits(loss):
-    """Returns a cross-entropy given by name as a loss with `from_logits=True`."""
+def _loss_of_logits(loss):
+    """Returns a loss; a cross-entropy given by name gets `from_logits=True`."""
     if isinstance(loss, str):
         if loss.lower() in ("ce", "crossentropy"):  # Keras' short names
             loss = "sparse_categorical_crossentropy"
         found = keras.losses.get(loss)
         kind = _CROSS_ENTROPIES.get(getattr(found, "__name__", getattr(found, "name", None)))
         return loss if kind is None else kind(from_logits=True)
-    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    is_function = loss in [keras.losses.get(name) for name in _CROSS_ENTROPIES]
-    if is_function or config.get("from_logits") is False:
-        raise ValueError(
-            "The model's outputs are logits: pass a loss with from_logits=True, omit `loss`, "
-            f"or (in a SequenceClassifier) set activation='softmax'. Received: loss={loss!r}"
-        )
+    _check_takes_logits(loss)
     return loss
+
+
+def _metric_of_logits(metric):
+    """Returns a metric; one given by name gets `from_logits=True`, if it has this argument."""
+    if not isinstance(metric, str):
+        _check_takes_logits(metric)
+    elif metric.lower() not in ("acc", "accuracy"):  # which Keras chooses by the shapes
+        found = keras.metrics.get(metric)
+        if "from_logits" in found.get_config():
+            return type(found)(name=metric, from_logits=True)
+        _check_takes_logits(found)
+    return metric
+
+
+def _check_takes_logits(function):
+    """Raises ValueError for a loss or metric of probabilities."""
+    if _takes_probabilities(function):
+        raise ValueError(
+            "The model's outputs are logits: a loss or metric needs from_logits=True or the "
+            "threshold 0, the logit of 1/2. Or omit it, or (in a SequenceClassifier) set "
+            f"activation='softmax'. Received: {function!r}"
+        )
+
+
+def _takes_probabilities(function):
+    if not isinstance(function, (keras.losses.Loss, keras.metrics.Metric)):
+        return function in [keras.losses.get(name) for name in _CROSS_ENTROPIES]
+    config = function.get_config()
+    if "from_logits" in config:
+        return not config["from_logits"]
+    is_keras = type(function).__module__.startswith("keras.")  # others may mean anything
+    thresholds = getattr(function, "thresholds", [getattr(function, "threshold", None)])
+    return is_keras and any(threshold is not None and threshold > 0 for threshold in thresholds)

@@ -54,7 +54,7 @@ class SequenceRegressor(SequenceModel):
     def _default_metrics(self):
         return []
 
-    def _like_outputs(self, y, y_pred):
+    def _shaped_targets(self, y, y_pred):
         # With one unit, targets may lack the last axis.
         return ops.reshape(y, ops.shape(y_pred)) if self.units == 1 else y
 

@@ -307,7 +307,7 @@ class Forecaster(SequenceModel):
             return [error, keras.metrics.RootMeanSquaredError(name="rmse", dtype=dtype)]
         return [kind(self.quantiles, dtype=dtype) for kind in (MeanPinball, Coverage)] + [error]
 
-    def _own_loss(self, loss):
+    def _checked_loss(self, loss):
         if self.quantiles is not None and not isinstance(loss, PinballLoss):
             raise ValueError(
                 "A model with quantiles must use trellis_series.PinballLoss, the default. "
@@ -315,7 +315,7 @@ class Forecaster(SequenceModel):
             )
         return loss
 
-    def _own_metrics(self, metrics):
+    def _checked_metrics(self, metrics):
         """Returns Keras' metrics, wrapped to take single values with weights."""
         quantile = None if self.quantiles is None else middle_quantile(self.quantiles)
         kinds = (ForecastMetric, ValueMetric)
