@@ -34,11 +34,6 @@ def with_gradient(function: Callable) -> Callable:
     return differentiate
 
 
-def compiled(function: Callable, xla: bool) -> Callable:
-    """Returns a function of tensors as a graph for each shape of its arguments."""
-    return tf.function(function, jit_compile=xla, autograph=False)
-
-
 def add_axes(x: tf.Tensor, rank: int) -> tf.Tensor:
     """Appends axes of size 1 to x, whose rank may be known only at run time."""
     shape = tf.shape(x)
@@ -86,11 +81,6 @@ def _next_seed(generator):
 def has_only_cpus() -> bool:
     """Returns whether there is no visible accelerator."""
     return {device.device_type for device in tf.config.get_visible_devices()} == {"CPU"}
-
-
-def num_replicas() -> int:
-    """Returns the number of replicas of `tf.distribute` that train together, 1 by default."""
-    return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def sum_over_replicas(x: tf.Tensor) -> tf.Tensor | None:

@@ -14,6 +14,7 @@ LAYERS = [
     "tests/layers/test_rnn.py::test_stacked_rnn",
     "tests/layers/test_heads.py",
     "tests/layers/test_stateful.py",
+    "tests/models/test_dynamic_evaluation.py",
     "tests/training/test_gradient_norms.py",
     "tests/training/test_history.py",
     "tests/training/test_stopping.py",

@@ -85,8 +85,11 @@ def test_rules(rule):
     rates, decays = rate, decay
     if rule == "rms":
         stream = TokenStream(random_tokens(13, seed=1), 1, 4)
-        dynamic.collect_statistics(stream)
-        squares = [gradient(start, stream[i][1][0]) ** 2 for i in range(3)]
+        batches = [stream[i] for i in range(3)]
+        x, y = random_tokens(4, 4), random_tokens(4, 4, seed=2)
+        batches.append((x, y, np.array([0.0, 1.0, 0.0, 0.0])))  # of which one row counts
+        dynamic.collect_statistics(batches)
+        squares = [gradient(start, row) ** 2 for row in (*(b[1][0] for b in batches[:3]), y[1])]
         r = np.sqrt(np.mean(squares, axis=0))
         rates = rate / (r + 1e-3)
         decays = np.minimum(decay * r / (r.sum() / model.count_params()), 1)
@@ -111,5 +114,7 @@ def test_errors():
         dynamic.evaluate(random_tokens(9))
     with pytest.raises(ValueError, match="received no batches"):
         dynamic.collect_statistics([])
+    with pytest.raises(ValueError, match=r"\[0, 7\)"):
+        dynamic.collect_statistics([(random_tokens(2, 3), random_tokens(2, 3) + 5)])
     with pytest.raises(ValueError, match="two steps or more"):
         dynamic.evaluate([1])

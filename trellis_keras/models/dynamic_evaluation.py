@@ -8,11 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.protocol import at_least_float32, check_built
+from keras_streams.protocol import check_built
+from keras_streams.xla import compile_xla
 from trellis_keras.layers.checks import check_choice, check_positive, check_tokens
 from trellis_keras.models import losses
 from trellis_keras.models.base import text_rows
-from trellis_keras.models.gradients import compiled, with_gradient
+from trellis_keras.models.gradients import with_gradient
 from trellis_keras.models.language_model import LanguageModel
 
 _RULES = ("rms", "sgd")
@@ -77,11 +78,6 @@ class DynamicEvaluation:
                 "`epsilon` must be positive, and is only for rule='rms'. "
                 f"Received: epsilon={epsilon}, rule={rule!r}"
             )
-        if keras.backend.backend() not in ("tensorflow", "jax"):
-            raise ValueError(
-                "Dynamic evaluation needs the TensorFlow or the JAX backend. "
-                f"Received: {keras.backend.backend()}"
-            )
         check_built(model)
         self.model = model
         self.learning_rate = learning_rate
@@ -90,8 +86,8 @@ class DynamicEvaluation:
         self.rule = rule
         (self.segment_length,) = check_positive(segment_length=segment_length)
         self._rms: list[np.ndarray] | None = None
-        self._gradient = compiled(with_gradient(self._loss))
-        self._learn = compiled(self._step)
+        self._gradient = compile_xla(with_gradient(self._loss), [], jit_compile=False)
+        self._learn = compile_xla(self._step, [], jit_compile=False)
 
     def collect_statistics(self, batches: Iterable, steps: int | None = None) -> None:
         """Measures the gradients of training batches, which the rule `"rms"` needs.
@@ -107,9 +103,10 @@ class DynamicEvaluation:
             batches = map(batches.__getitem__, range(len(batches)))
         for batch in itertools.islice(batches, steps):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-            check_tokens(np.asarray(x), self.model.vocabulary_size)
-            weight = np.ones(y.shape, "float32") if weight is None else weight
-            x, y, weight = (ops.convert_to_tensor(array) for array in (x, y, weight))
+            for tokens in (x, y):
+                check_tokens(np.asarray(tokens), self.model.vocabulary_size)
+            x, y = ops.convert_to_tensor(x), ops.convert_to_tensor(y)
+            weight = None if weight is None else ops.convert_to_tensor(weight)
             cache = self.model.initial_cache(len(x))
             _, gradients = self._gradient(weights, others, x, y, weight, cache)
             for square, gradient in zip(squares, gradients, strict=True):
@@ -147,7 +144,7 @@ class DynamicEvaluation:
         """Returns the current values of the trainable and of the other variables."""
         model = self.model
         parts = model.trainable_variables, model.non_trainable_variables
-        return [[ops.convert_to_tensor(v.value) for v in part] for part in parts]
+        return [[ops.stop_gradient(ops.convert_to_tensor(v.value)) for v in p] for p in parts]
 
     def _rates(self):
         """Returns the learning rate and decay of each variable, as scalars or per weight."""
@@ -172,8 +169,7 @@ class DynamicEvaluation:
 
     def _step(self, weights, others, start, rates, x, y, cache):
         """Scores a segment, then learns from it. Returns its losses, the cache and the weights."""
-        ones = ops.ones(ops.shape(y), at_least_float32(self.model.compute_dtype))
-        (nll, cache), gradients = with_gradient(self._loss)(weights, others, x, y, ones, cache)
+        (nll, cache), gradients = with_gradient(self._loss)(weights, others, x, y, None, cache)
         learned = [
             w - rate * g + decay * (w0 - w)
             for w, g, w0, (rate, decay) in zip(weights, gradients, start, rates, strict=True)
@@ -188,4 +184,4 @@ class DynamicEvaluation:
         with keras.StatelessScope(state_mapping=mapping):
             hidden, cache = model.hidden_prefill(x, cache)
             nll = model.head.loss(hidden[:, -y.shape[1] :], y)
-        return losses.weighted_mean(nll, ops.cast(weight, nll.dtype)), (nll, cache)
+        return losses.weighted_mean(nll, losses.token_weights(weight, nll)), (nll, cache)

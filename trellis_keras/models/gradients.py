@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import keras
 
-from keras_streams.xla import compile_xla
+if keras.backend.backend() == "tensorflow":
+    from trellis_keras import _tensorflow
 
 
 def with_gradient(function: Callable) -> Callable:
@@ -17,25 +18,7 @@ def with_gradient(function: Callable) -> Callable:
     backend = keras.backend.backend()
     if backend == "jax":
         return _on_jax(function)
-    if backend == "torch":
-        return _on_torch(function)
-    from trellis_keras import _tensorflow
-
-    return _tensorflow.with_gradient(function)
-
-
-def compiled(function: Callable, xla: bool = False) -> Callable:
-    """Returns a function of tensors, compiled where the backend compiles.
-
-    Args:
-        function: Function of tensors that reads no variables.
-        xla: Boolean, whether TensorFlow compiles it with XLA. Defaults to `False`.
-    """
-    if keras.backend.backend() == "tensorflow":
-        from trellis_keras import _tensorflow
-
-        return _tensorflow.compiled(function, xla)
-    return compile_xla(function, [])
+    return _on_torch(function) if backend == "torch" else _tensorflow.with_gradient(function)
 
 
 def _on_jax(function):
@@ -54,6 +37,7 @@ def _on_torch(function):
     def differentiate(weights, *arguments):
         weights = [weight.detach().requires_grad_() for weight in weights]
         loss, others = function(weights, *arguments)
-        return others, torch.autograd.grad(loss, weights, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+        return keras.tree.map_structure(torch.Tensor.detach, others), gradients
 
     return differentiate

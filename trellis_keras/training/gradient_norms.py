@@ -8,10 +8,11 @@ import keras
 from keras import ops
 
 from keras_streams.protocol import at_least_float32, without_carried_states
+from keras_streams.xla import compile_xla
 from trellis_keras._keras_internals import direct_layers, own_trainable_variables
 from trellis_keras.layers.checks import check_positive
 from trellis_keras.models.base import BackboneModel
-from trellis_keras.models.gradients import compiled, with_gradient
+from trellis_keras.models.gradients import with_gradient
 from trellis_keras.types import Logs, Tensor
 
 
@@ -132,7 +133,9 @@ class LossGradient:
             raise ValueError("The gradient of the loss requires a built and compiled model.")
         self.model = model
         gradient = with_gradient(lambda *arguments: (self._loss(*arguments), ()))
-        self._gradient = gradient if model.run_eagerly else compiled(gradient, model.jit_compile)
+        if not model.run_eagerly:
+            gradient = compile_xla(gradient, [], jit_compile=model.jit_compile)
+        self._gradient = gradient
 
     def __call__(self, batch: Sequence) -> list[Tensor]:
         batch = keras.tree.map_structure(_to_tensor, keras.utils.unpack_x_y_sample_weight(batch))

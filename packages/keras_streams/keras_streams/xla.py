@@ -9,6 +9,8 @@ def compile_xla(
     function: Callable,
     variables: Sequence[keras.Variable],
     updated: Sequence[keras.Variable] = (),
+    *,
+    jit_compile: bool = True,
     any_shape: bool = False,
 ) -> Callable:
     """Compiles a function of tensors with XLA; it always uses the current values of variables.
@@ -19,14 +21,17 @@ def compile_xla(
         function: Function of tensors.
         variables: Variables that it reads.
         updated: Variables that it reads and assigns.
+        jit_compile: Boolean, whether TensorFlow compiles it with XLA. Defaults to `True`.
         any_shape: Whether to build one graph for all shapes on TensorFlow, without XLA, which
             recompiles for each shape.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        options = {"jit_compile": not any_shape, "reduce_retracing": any_shape}
-        return tf.function(function, autograph=False, **options)
+        is_xla = jit_compile and not any_shape
+        return tf.function(
+            function, autograph=False, jit_compile=is_xla, reduce_retracing=any_shape
+        )
     if keras.backend.backend() == "jax":
         return _compile_jax(function, [*variables, *updated], updated)
     return function
