@@ -121,6 +121,22 @@ def test_scores_files(tmp_path):
     assert totals["log_probability"] == pytest.approx(-losses.sum(), rel=1e-4)
 
 
+def test_documents_are_scored_with_the_current_settings():
+    vocabulary = Vocabulary("\nabcde ", unit="character")
+    model = small(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
+    model.compile("sgd")
+    neural = NeuralCache(model, SIZE, THETA, MIX)
+    changes = [("mix", 0.9), ("theta", 5.0), ("size", 1), ("backbone.depth", 1)]
+    for name, value in [("mix", MIX), *changes]:
+        if name == "backbone.depth":
+            model.set_depth(value)
+        else:
+            setattr(neural, name, value)
+        scores, _ = scoring.score_documents(neural, ["abba"], batch_tokens=16)
+        expected = neural.text_loss(vocabulary.encode("abba")[None])
+        assert scores[0] == pytest.approx(-float(np.sum(expected)), rel=1e-5)
+
+
 def test_errors():
     model = small(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`mix` must lie between 0 and 1. Received: .*mix=1.5"):

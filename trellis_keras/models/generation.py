@@ -7,6 +7,7 @@ scores of the token at `index` with `next(prompt, cache, index)`, and may reorde
 
 import codecs
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +24,7 @@ from trellis_keras.types import Cache, Tensor
 # Marks positions that are still to be generated. It is not a token id.
 OPEN = -1
 
-# Compiled functions take megabytes each.
-_CACHED_FUNCTIONS = 16
+_CACHED_FUNCTIONS = 16  # which take megabytes each
 _LOCK = threading.Lock()
 # Shortest lengths in tokens for which functions are compiled; longer ones are powers of two.
 _SHORTEST_SEGMENT = 32
@@ -39,6 +39,7 @@ class TextGenerator:
     and `vocabulary`.
     """
 
+    traced_attributes: tuple[str, ...] = ()  # values that compiled functions contain
     vocabulary_size: int
     vocabulary: Any
     initial_cache: Callable[..., Cache]
@@ -240,7 +241,7 @@ def _write_all(model, request):
         after = np.zeros((rows, length - found.shape[1], found.shape[2]), found.dtype)
         start = np.repeat(found[:, :1], room, axis=1)
         options["hidden_states"] = ops.convert_to_tensor(np.concatenate([start, found, after], 1))
-    loop = _compiled(_loop, model, sampler, extended.shape, stop)
+    loop = _compiled_sampler(_loop, model, sampler, extended.shape, stop)
     index = ops.convert_to_tensor(room + read + 1, "int32")
     ids = loop(ops.convert_to_tensor(extended), cache, index, options)
     return ops.convert_to_numpy(ids)[:, room:]
@@ -248,7 +249,7 @@ def _write_all(model, request):
 
 def _write_each(model, prompt, max_length, sampler, stop):
     """Yields the ids that follow a prompt (time,), each as soon as it is chosen."""
-    choice = _compiled(_choice, model, sampler, 1)
+    choice = _compiled_sampler(_choice, model, sampler, 1)
     cache, hidden = _read_prompts(model, prompt[None, :-1])
     read = sum(part.shape[1] for part in hidden)
     for token in prompt[read:-1]:  # as in `_loop`, where the sampler also draws for these
@@ -340,17 +341,21 @@ def _read_prompts(model, tokens):
 # Compiled functions
 
 
-def cached_function(model: keras.Model, key: Hashable, make: Callable[[], Any]) -> Any:
+def cached_function(model: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     """Returns `make()`, cached on the model, which keeps the 16 most recently used values."""
     # Hidden from Keras' tracking, which would try to save it.
-    functions = vars(model).setdefault("_generation_functions", {})
-    # Includes its variables, because LoRA adds some.
-    key = key, tuple(map(id, model.variables))
+    functions = vars(model).setdefault("_generation_functions", OrderedDict())
+    settings = [getattr(model, name) for name in model.traced_attributes]
+    # `training.GrowingDepth` changes the depth, and LoRA adds variables.
+    depth = getattr(model.backbone, "depth", None)
+    key = key, (depth, *settings, *map(id, model.variables))
     with _LOCK:
-        found = functions[key] = functions.pop(key) if key in functions else make()
+        if key not in functions:
+            functions[key] = make()
+        functions.move_to_end(key)
         if len(functions) > _CACHED_FUNCTIONS:
-            del functions[next(iter(functions))]
-    return found
+            functions.popitem(last=False)
+        return functions[key]
 
 
 def _read(model, tokens, cache):
@@ -365,7 +370,7 @@ def _read(model, tokens, cache):
     return compiled(ops.convert_to_tensor(tokens), cache)
 
 
-def _compiled(make, model, sampler, shape, *settings):
+def _compiled_sampler(make, model, sampler, shape, *settings):
     """Returns the compiled `make(model, sampler, *settings)`, which advances the sampler's state.
 
     Each shape of the arguments has its own function, so that unused ones can be evicted.

@@ -1,6 +1,7 @@
 """A neural cache: raises the probability of tokens that followed similar hidden states."""
 
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +18,7 @@ from trellis_keras.types import Cache, Tensor
 # Number of tokens that `log_probabilities` reads at once.
 _SEGMENT = 256
 # Placeholder for tokens before the start of the text.
-_NONE = -1
+_NO_TOKEN = -1
 
 
 class NeuralCache(TextGenerator, keras.layers.Layer):
@@ -29,8 +30,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
     where p_cache(w) is proportional to the sum over i of exp(theta * h_t . h_i), t - size <= i < t,
     with x_{i+1} = w. A word becomes more likely if it followed a similar state before. Nothing is
-    trained.
-    After the first token the cache is empty, and p is p_model.
+    trained. After the first token the cache is empty, and p is p_model.
 
     It streams like a `LanguageModel`, with constant memory: it has `initial_cache`, `step`,
     `prefill`, `generate` and `generate_stream`, and works with `keras_streams.compiled_step` and
@@ -52,6 +52,8 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
     True
     """
 
+    traced_attributes = ("size", "theta", "mix")
+
     def __init__(
         self, model: LanguageModel, size: int = 2000, theta: float = 0.3, mix: float = 0.1
     ) -> None:
@@ -66,11 +68,19 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         (self.size,) = check_positive(size=size)
         self.theta = theta
         self.mix = mix
-        self.backbone, self.stream = model.backbone, model.stream
         self.vocabulary, self.vocabulary_size = model.vocabulary, model.vocabulary_size
         self.built = True
 
+    @property
+    def backbone(self) -> keras.Layer:
+        """The model's backbone."""
+        return self.model.backbone
+
     # Streaming and generation
+
+    def stream(self) -> Any:
+        """Returns the backbone's stream."""
+        return self.model.stream()
 
     def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first token of `batch_size` rows.
@@ -84,7 +94,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         shape = batch_size, self.size + 1
         return {
             "model": cache,
-            "tokens": ops.full(shape, _NONE, dtype="int32"),
+            "tokens": ops.full(shape, _NO_TOKEN, dtype="int32"),
             "hidden": ops.zeros((*shape, channels), dtype=self._state_dtype),
         }
 
@@ -96,13 +106,13 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         """Returns hidden states (batch, channels) after tokens (batch,), and the new cache."""
         hidden, inner = self.model.hidden_step(tokens, cache["model"])
         read = self._extend(cache, ops.convert_to_tensor(tokens)[:, None], hidden[:, None])
-        return hidden, self._last(inner, *read)
+        return hidden, self._kept(inner, *read)
 
     def hidden_prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Returns hidden states (batch, time, channels) after tokens, and the cache."""
         cache = self.initial_cache(ops.shape(tokens)[0]) if cache is None else cache
         hidden, inner = self.model.hidden_prefill(tokens, cache["model"])
-        return hidden, self._last(inner, *self._extend(cache, tokens, hidden))
+        return hidden, self._kept(inner, *self._extend(cache, tokens, hidden))
 
     def next_log_probs(self, hidden: Tensor, cache: Cache) -> Tensor:
         """Returns log-probabilities (batch, V) of the next token, as `LanguageModel` does."""
@@ -140,7 +150,9 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.vocabulary_size)
         cache = self.initial_cache(len(rows))
-        read = cached_function(self, "segment", lambda: compile_xla(self._apart, self.variables))
+        read = cached_function(
+            self, "segment", lambda: compile_xla(self._segment_log_probs, self.variables)
+        )
         parts = []
         for first in range(0, rows.shape[1] - 1, _SEGMENT):
             segment = ops.convert_to_tensor(rows[:, first : first + _SEGMENT + 1])
@@ -158,14 +170,14 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Returns the `text_loss` of a segment, and the cache before tokens[:, -1]."""
-        *found, cache = self._apart(tokens, cache)
+        *found, cache = self._segment_log_probs(tokens, cache)
         return -self._mixed(*found), cache
 
-    def _apart(self, tokens, cache):
+    def _segment_log_probs(self, tokens, cache):
         """Returns log p_model and log p_cache of tokens[:, 1:], and the cache."""
         hidden, inner = self.model.hidden_prefill(tokens[:, :-1], cache["model"])
         read = self._extend(cache, tokens[:, :-1], hidden)
-        return *self._targets(hidden, *read, tokens[:, 1:]), self._last(inner, *read)
+        return *self._targets(hidden, *read, tokens[:, 1:]), self._kept(inner, *read)
 
     def _targets(self, hidden, tokens, states, targets):
         """Returns log p_model and log p_cache of targets (batch, steps).
@@ -184,7 +196,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         """Returns the token after each state, and its weight at each of the last positions.
 
         Args:
-            tokens: Tensor (batch, time), `_NONE` before the start of the text.
+            tokens: Tensor (batch, time), `_NO_TOKEN` before the start of the text.
             states: Tensor (batch, time, channels), the hidden states after them.
             steps: Number of last positions.
 
@@ -195,7 +207,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         time = tokens.shape[1]
         position, earlier = np.arange(time)[-steps:, None], np.arange(time - 1)
         near = (earlier < position) & (earlier >= position - self.size)
-        seen = (tokens[:, None, :-1] != _NONE) & near
+        seen = (tokens[:, None, :-1] != _NO_TOKEN) & near
         products = ops.matmul(states[:, -steps:], ops.swapaxes(states[:, :-1], 1, 2))
         weights = ops.softmax(ops.where(seen, self.theta * products, -1e30), axis=-1)
         return tokens[:, 1:], ops.where(seen, weights, 0.0)
@@ -218,6 +230,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
             ops.concatenate([cache["hidden"], hidden], axis=1),
         )
 
-    def _last(self, inner, tokens, hidden):
+    def _kept(self, inner, tokens, hidden):
+        """Returns the cache of the last tokens and their hidden states."""
         kept = self.size + 1
         return {"model": inner, "tokens": tokens[:, -kept:], "hidden": hidden[:, -kept:]}
