@@ -63,9 +63,9 @@ def load_torch_state_dict(
             `{**model_state, **loss_state}`.
 
     Raises:
-        ValueError: A parameter is missing, unknown, ambiguous or has the wrong shape, or the file
-            is damaged. In this case the model is unchanged.
-        ImportError: The file needs PyTorch 2.6 or newer, which is not installed.
+        ValueError: If a parameter is missing, unknown, ambiguous or has the wrong shape, or the
+            file is damaged. In this case the model is unchanged.
+        ImportError: If the file needs PyTorch 2.6 or newer, which is not installed.
 
     Example:
 
@@ -101,20 +101,6 @@ def parameters(model: keras.layers.Layer) -> list[Parameter]:
     return _of_tcn(model) if isinstance(model, TCN) else _of_lru(model)
 
 
-def short_name(name: str) -> str:
-    """Strips the parts of a parameter's name that come from the authors' module wrappers.
-
-    >>> short_name("tnet.module.full_conv.weight1_v_raw")
-    'weight1_v'
-    >>> short_name("tcn.network.0.net.4.parametrizations.weight.original0")
-    'network.0.conv2.weight_g'
-    """
-    for pattern, replacement in _ALIASES:
-        name = re.sub(pattern, replacement, name)
-    found = _NAME.search(name)
-    return found[0] if found else name
-
-
 # `net` repeats the convolutions of a TCN block, newer versions of PyTorch rename gain and
 # direction, and a standalone LRUCell has no layers.
 _ALIASES = (
@@ -134,6 +120,20 @@ _NAME = re.compile(
     r"|(encoder|decoder|linear|prior|latent)\.\w+"
     r"|weight[12](_[vg])?|bias2|tail_vectors|tail_bias)$"
 )
+
+
+def short_name(name: str) -> str:
+    """Strips the parts of a parameter's name that come from the authors' module wrappers.
+
+    >>> short_name("tnet.module.full_conv.weight1_v_raw")
+    'weight1_v'
+    >>> short_name("tcn.network.0.net.4.parametrizations.weight.original0")
+    'network.0.conv2.weight_g'
+    """
+    for pattern, replacement in _ALIASES:
+        name = re.sub(pattern, replacement, name)
+    found = _NAME.search(name)
+    return found[0] if found else name
 
 
 def _load(model, state_dict):

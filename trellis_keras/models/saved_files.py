@@ -355,7 +355,8 @@ def _count_parts(config, steps, key="", repeats=1):
         own, name = config.get("config"), config.get("registered_name")
         if _is_unrolled(config):
             repeats *= steps
-        count = repeats if config.get("module") == "keras.layers" else "class_name" in config
+        is_keras = config.get("module") == "keras.layers"
+        count = repeats if is_keras else int("class_name" in config)
         if isinstance(own, dict) and name not in _TIED:
             count += math.prod(abs(own[key]) for key in _REPEATS if isinstance(own.get(key), int))
         return count + sum(_count_parts(part, steps, key, repeats) for key, part in config.items())
