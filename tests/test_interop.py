@@ -138,6 +138,7 @@ def test_options_of_the_old_layer_are_compared(arrays):
         ({"use_skip_connections": False}, "skip_connections=False"),
         ({"dilations": (1, 2, 3)}, r"dilations=\[1, 2, 3\]"),
         ({"activation": "linear"}, "activation='linear'"),
+        ({"return_sequences": True}, "return_sequences=True"),
     ):
         with pytest.raises(ValueError, match=message):
             load_keras_tcn(layer, old_layer(weights, **options))

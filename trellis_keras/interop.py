@@ -29,7 +29,7 @@ def from_keras_tcn(layer: Any) -> TCN:
         normalization.
 
     Raises:
-        ValueError: The layer is not from keras-tcn or not built, or has options without a
+        ValueError: If the layer is not from keras-tcn or not built, or has options without a
             counterpart: an `activation` other than `"relu"` or `"linear"`, or `padding="same"` with
             `return_sequences=False`.
 
@@ -86,7 +86,7 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
         weights: The keras-tcn layer or model, or its `get_weights()`.
 
     Raises:
-        ValueError: There is no built `TCN`, the weights do not match, the options differ, or the
+        ValueError: If there is no built `TCN`, the weights do not match, the options differ, or the
             `TCN` has options that keras-tcn lacks. In this case the model is unchanged.
 
     Example:
@@ -138,6 +138,7 @@ def _check_options(layer, old):
         "skip_connections": config["use_skip_connections"],
         "padding": config["padding"],
         "go_backwards": config["go_backwards"],
+        "return_sequences": config["return_sequences"],
     }
     wrong = {name: value for name, value in expected.items() if getattr(layer, name) != value}
     if keras.activations.get(config["activation"]) != block.activation:
@@ -174,7 +175,7 @@ class _Arrays:
 
 def _match_tcn(layer, source):
     """Returns pairs of a TCN's variables and the arrays for them, in the order of keras-tcn."""
-    _check(layer)
+    _check_supported(layer)
     number_of_vectors, normalization = source.count_vectors(), layer.blocks[0].normalization
     kinds = {0: None, 2: "layer", 4: "batch"}
     given = kinds.get(number_of_vectors, f"{number_of_vectors} vectors of")
@@ -212,7 +213,7 @@ def _match_tcn(layer, source):
     return pairs
 
 
-def _check(layer):
+def _check_supported(layer):
     """Raises ValueError unless a TCN has only options that keras-tcn supports."""
     if not layer.built:
         raise ValueError(f"{layer.name} is not built: call it once, or `build(input_shape)`.")
