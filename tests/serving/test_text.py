@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trellis_keras.data import Vocabulary
-from trellis_keras.export.endpoints import Text, has_text
+from trellis_keras.export.endpoints import TextCodec, is_utf8_vocabulary
 
 WHITE = "".join(c for c in map(chr, range(sys.maxunicode)) if c.isspace())
 # Of one to four bytes, with all kinds of white space, and what only looks like it.
@@ -23,12 +23,14 @@ TEXTS = st.lists(st.text(st.sampled_from(ALPHABET)) | st.text(), min_size=1, max
 
 
 def encoder(vocabulary):
-    return tf.function(Text(vocabulary).encode, [tf.TensorSpec([None], "string")], autograph=False)
+    return tf.function(
+        TextCodec(vocabulary).encode, [tf.TensorSpec([None], "string")], autograph=False
+    )
 
 
 def decoder(vocabulary):
     specs = tf.TensorSpec([None, None], "int32"), tf.TensorSpec([None], "int32")
-    return tf.function(Text(vocabulary).decode, specs, autograph=False)
+    return tf.function(TextCodec(vocabulary).decode, specs, autograph=False)
 
 
 ENCODERS = {unit: encoder(vocabulary) for unit, vocabulary in VOCABULARIES.items()}
@@ -88,6 +90,6 @@ def test_unknown_symbols_are_named(vocabulary, known, strange, named):
 
 
 def test_vocabularies_that_utf8_cannot_write():
-    assert not has_text(None)
-    assert not has_text(Vocabulary(["a", "\ud800"], "character"))
-    assert all(map(has_text, VOCABULARIES.values()))
+    assert not is_utf8_vocabulary(None)
+    assert not is_utf8_vocabulary(Vocabulary(["a", "\ud800"], "character"))
+    assert all(map(is_utf8_vocabulary, VOCABULARIES.values()))

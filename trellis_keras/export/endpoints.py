@@ -103,7 +103,8 @@ def _language_endpoints(model):
 
     def serving_default(tokens):
         """Scores each token as the next one after every prefix of the rows, in nats."""
-        return {"log_probabilities": model.head(_hidden_states(model, checked_tokens(tokens)))}
+        with without_carried_states(model):
+            return {"log_probabilities": model(checked_tokens(tokens), training=False)}
 
     every_token = {"log_probabilities": Field("float32", ("batch", "time", size))}
     found = [Endpoint(serving_default, {"tokens": prompts}, every_token)]
@@ -144,13 +145,13 @@ def _language_endpoints(model):
                 draws=True,
             ),
         ]
-    if has_text(model.vocabulary):
+    if is_utf8_vocabulary(model.vocabulary):
         found += _text_endpoints(model, streams, sampling)
     return found
 
 
 def _text_endpoints(model, streams, sampling):
-    codec = Text(model.vocabulary)
+    codec = TextCodec(model.vocabulary)
     texts = Field("string", ("batch",), model.vocabulary.tokens[0].encode(codec.encoding))
 
     def score_text(text):
@@ -178,13 +179,6 @@ def _text_endpoints(model, streams, sampling):
         inputs = {"text": texts, "max_new_tokens": Field("int32", (), 1), **sampling}
         found.append(Endpoint(generate_text, inputs, {"text": texts}, draws=True, tables=tables))
     return found
-
-
-def _hidden_states(model, tokens):
-    """Returns the backbone's output (batch, time, channels), starting from empty states."""
-    with without_carried_states(model):
-        outputs = model.backbone(model.embed(tokens), training=False)
-    return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
 
 def _generate(model, ids, lengths, new_tokens, temperature, seed):
@@ -249,7 +243,8 @@ def _log_probability(model, ids, lengths):
     """Sums the log-probabilities of the tokens after the first of each row, (batch,)."""
     ids = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - tf.shape(ids)[1], 0)]])
     # For large vocabularies, the head's loss computes fewer logits than `serving_default`.
-    nll = model.head.loss(_hidden_states(model, ids[:, :-1]), ids[:, 1:])
+    with without_carried_states(model):
+        nll = model.text_loss(ids)
     counted = tf.range(1, tf.shape(ids)[1]) < lengths[:, None]
     return -tf.reduce_sum(tf.where(counted, nll, 0), axis=1)
 
@@ -257,7 +252,7 @@ def _log_probability(model, ids, lengths):
 # Vocabularies as TensorFlow operations
 
 
-def has_text(vocabulary):
+def is_utf8_vocabulary(vocabulary):
     """Returns whether there is a vocabulary, and UTF-8 can encode it (no surrogates)."""
     if vocabulary is None:
         return False
@@ -268,11 +263,12 @@ def has_text(vocabulary):
     return True
 
 
-class Text:
+class TextCodec:
     """`Vocabulary.encode(text, final_eos=False)` and `Vocabulary.decode` for batches of strings."""
 
     def __init__(self, vocabulary: Vocabulary):
-        self.unit, self.unknown = vocabulary.unit, vocabulary.unknown
+        self.unit = vocabulary.unit
+        self.unknown = vocabulary.unknown
         self.encoding = "latin-1" if self.unit == "byte" else "utf-8"
         tokens = [token.encode(self.encoding) for token in vocabulary.tokens]
         default = -1 if self.unknown is None else vocabulary.tokens.index(self.unknown)

@@ -93,7 +93,9 @@ def _write_version(path, version, write):
             try:
                 write(folder)
             except tf.errors.OpError as error:
-                raise write_error(error, folder) or error from error
+                if (written := write_error(error, folder)) is None:
+                    raise
+                raise written from error
             for file in folder.rglob("*"):  # flushed to disk before the rename marks it complete
                 if file.is_dir():
                     sync_folder(file)
