@@ -12,7 +12,7 @@ PACKAGE = pathlib.Path(trellis_keras.__file__).parent
 # from its own level's package and from lower levels, at run time and inside functions.
 LEVELS = [
     {"_keras_internals", "_tensorflow", "files", "startup", "terminal", "types"},
-    {"jobs", "kernels"},
+    {"jobs", "kernels", "saved_files"},
     {"layers"},
     {"models"},
     {"data", "training"},

@@ -20,7 +20,7 @@ from trellis_keras import files, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.saved_files import check_file, load_model
+from trellis_keras.saved_files import check_file, load_model
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo.datasets import images
 
@@ -32,7 +32,7 @@ _CHILD = """
 import json, pathlib, resource, sys, time
 from trellis_keras import data, zoo
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.models.saved_files import load_model
+from trellis_keras.saved_files import load_model
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.zoo import datasets
 

@@ -22,7 +22,7 @@ from trellis_keras.files import atomic_folder
 from trellis_keras.layers.checks import check_tokens
 from trellis_keras.layers.saving import SublayersMixin
 from trellis_keras.models.metrics import MeanLoss
-from trellis_keras.models.saved_files import README, check_file, check_preset_folder
+from trellis_keras.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
 if keras.backend.backend() == "tensorflow":

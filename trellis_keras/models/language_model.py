@@ -29,7 +29,7 @@ from trellis_keras.models.base import (
     token_ids,
 )
 from trellis_keras.models.generation import TextGenerator
-from trellis_keras.models.saved_files import saved_tokens
+from trellis_keras.saved_files import saved_tokens
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 _INPUT_DROPOUTS = {"variational": VariationalDropout, "element": Dropout}

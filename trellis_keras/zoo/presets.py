@@ -8,7 +8,7 @@ import keras
 
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.models.base import BackboneModel
-from trellis_keras.models.saved_files import load_model
+from trellis_keras.saved_files import load_model
 from trellis_keras.zoo import registry, results
 
 _HUGGING_FACE = "hf://"

@@ -9,7 +9,7 @@ import keras
 
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import file_checksum
-from trellis_keras.models.saved_files import check_file
+from trellis_keras.saved_files import check_file
 from trellis_keras.zoo import results
 
 # The weights that the repository keeps; `tools.publish` follows this rule.

@@ -23,7 +23,7 @@ from keras_streams import files
 from keras_streams.files import atomic_write
 from trellis_keras.files import read_json
 from trellis_keras.models.base import BackboneModel
-from trellis_keras.models.saved_files import load_model
+from trellis_keras.saved_files import load_model
 from trellis_keras.training.checkpoint_files import is_complete, read_newest
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo.registry import Recipe, recipe_from_dict

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from trellis_keras.files import atomic_folder, read_json, read_npz
-from trellis_keras.models.saved_files import load_model
+from trellis_keras.saved_files import load_model
 from trellis_series.ensemble import Ensemble
 
 _ABOUT, _ARRAYS, _NETWORK = "forecasts.json", "series.npz", "network.keras"

@@ -15,7 +15,7 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.models import LanguageModel, SequenceClassifier
-from trellis_keras.models.saved_files import check_file, load_model
+from trellis_keras.saved_files import check_file, load_model
 from trellis_keras.zoo import pretrained
 
 DAMAGED = "altered.keras is damaged, or not a model of this version: "
