@@ -141,7 +141,8 @@ def read_json(path: str | os.PathLike, meaning: str, largest: int = _MAX_JSON) -
 def write_error(error: Exception, folder: str | os.PathLike) -> OSError | None:
     """Converts TensorFlow's error for writing below a folder to an `OSError`, others to `None`.
 
-    TensorFlow raises the same classes when memory runs out; only the message differs.
+    TensorFlow raises the same classes when memory runs out; only the message differs. It is not
+    imported here.
     """
     found = re.search(
         rf"({re.escape(str(folder))}[^;\n]*); ([^\n\[]*\w)", getattr(error, "message", "")

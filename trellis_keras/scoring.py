@@ -84,20 +84,20 @@ def score(
         metric: `"perplexity"`, `"bpc"` or `"cross_entropy"` (nats), per token. Defaults to
             `"perplexity"`.
         batch_tokens: Power of two, at least 16, number of tokens in a batch, including padding.
-            Defaults to 8192, to less (at least 1024) for vocabularies above 8192 tokens, and to
+            Defaults to `8192`, to less (at least 1024) for vocabularies above 8192 tokens, and to
             1024 for a `NeuralCache`.
         overwrite: Boolean, whether to replace an existing output once the new one is complete.
             Defaults to `False`.
-        verbose: 0 or 1. 1 shows a progress bar on a terminal. Defaults to 0.
+        verbose: 0 or 1. 1 shows a progress bar on a terminal. Defaults to `0`.
 
     Returns:
         A dict with the totals of the file: `lines`, `num_tokens`, `log_probability` and the metric
         (`None` without tokens).
 
     Raises:
-        ValueError: Invalid arguments; a line that cannot be read or has symbols unknown to a
-            vocabulary without an unknown token; an interrupted job with different arguments, model
-            or text; or a job in use by another process.
+        ValueError: If an argument is invalid; a line cannot be read, or has symbols unknown to a
+            vocabulary without an unknown token; an interrupted job has other arguments, another
+            model or another text; or another process uses the job.
 
     Example:
 
@@ -149,8 +149,12 @@ def score_documents(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the log-probability of each document, a sum in nats, and its number of tokens.
 
-    This is `score` for documents in memory. Documents are encoded unchanged: with a word
-    vocabulary, `"<eos>"` is read after each line.
+    This is `score` for documents in memory.
+
+    Args:
+        model, start, batch_tokens: As in `score`.
+        documents: Sequence of strings, encoded unchanged: with a word vocabulary, `"<eos>"` is read
+            after each line.
 
     Example:
 
@@ -227,16 +231,21 @@ class _Progress:
     """
 
     def __init__(self, model, path, output, settings):
-        self.output, self.settings = output, settings
         folder = output.with_name(f"{output.name}.unfinished")
-        self.rows, self.state = folder / "rows", folder / "state.npz"
+        self.model = model
+        self.output = output
+        self.settings = settings
+        self.whole = settings["whole"]
+        self.rows = folder / "rows"
+        self.state = folder / "state.npz"
         self.job = Job(folder, ["rows", "state.npz"], self.exists)
-        self.model, self.whole = model, settings["whole"]
         self.reader = LineReader(path, model.vocabulary, self.whole, settings["field"])
         self.scorer = _Scorer(model, settings["batch_tokens"], _start(model, settings["start"]))
         self.text = _LongText(self.scorer)
         self.columns = ["line", "log_probability", "num_tokens", settings["metric"]]
-        self.next_line, self.log_probability, self.num_tokens = 0, 0.0, 0
+        self.next_line = 0
+        self.log_probability = 0.0
+        self.num_tokens = 0
         # (sum, count) of each line from `next_line` on that has been read.
         self.pending = np.zeros((0, 2))
 
@@ -393,7 +402,9 @@ class _Scorer:
     max_parallel_steps = 512
 
     def __init__(self, model, batch_tokens, start):
-        self.model, self.batch_tokens, self.start = model, batch_tokens, start
+        self.model = model
+        self.batch_tokens = batch_tokens
+        self.start = start
         functions = model.text_loss, model.segment_loss
         self._forward, self._prefill = cached_function(
             model, "score", lambda: [compile_xla(f, model.variables) for f in functions]
@@ -471,7 +482,8 @@ class _LongText:
         self._clear()
 
     def _clear(self):
-        self.ids, self.lines = np.zeros(0, "int32"), np.zeros(0, "int64")
+        self.ids = np.zeros(0, "int32")
+        self.lines = np.zeros(0, "int64")
         self.cache = None
 
     @property

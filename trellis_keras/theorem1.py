@@ -76,8 +76,8 @@ def to_trellis(
         result is a model of the same kind, with copies of its other layers.
 
     Raises:
-        ValueError: `truncation` is below 1, layers are not built, or they are not an RNN of the
-            form of Eq. (4); the message names the reason.
+        ValueError: If `truncation` is below 1, or layers are not built or not an RNN of the form of
+            Eq. (4); the message names the reason.
 
     Example:
 

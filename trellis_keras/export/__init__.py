@@ -58,9 +58,9 @@ def export(
             watches; for other formats, the file.
         version: Positive integer, the version of a SavedModel. Its folder is renamed into place
             once it is complete. Defaults to one more than the highest version in `path`.
-        format: `"saved_model"`, or, for a single step, `"litert"` (a `.tflite` file), `"onnx"`,
-            `"c"` or `"wasm"`. The name of a C file is the prefix of its functions. Defaults to
-            `"saved_model"`.
+        format: The export format: `"saved_model"`, or, for a single step, `"litert"` (a `.tflite`
+            file), `"onnx"`, `"c"` or `"wasm"`. The name of a C file is the prefix of its functions.
+            Defaults to `"saved_model"`.
         quantization: `None` or `"int8"`. With `"int8"`, LiteRT stores matrices as 8-bit integers,
             and C uses only integers, with 8-bit weights and 16-bit activations. `"int8_rings"`
             (only for C) also keeps the past inputs of convolutions in 8 bits. Defaults to `None`.
@@ -76,7 +76,7 @@ def export(
             for tokens, used to choose the integer ranges for quantized C. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference between quantized C and Keras
             on `representative_data` with which a file is written, in units of the largest output.
-            Defaults to 0.05.
+            Defaults to `0.05`.
         weights: `"code"`, or for C `"file"`, to write the weights to `model.bin` instead, as in
             `keras_streams.export`. Defaults to `"code"`.
 
@@ -84,11 +84,11 @@ def export(
         The path that was written: for a SavedModel, the folder of the version.
 
     Raises:
-        ValueError: `path` or the version exists; an option does not apply to the format; the model
-            is not supported or not built; the format is not C or WebAssembly and Keras' backend
-            is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
-        ImportError: The format or the warm-up needs a package that is not installed.
-        RuntimeError: The C code differs from Keras.
+        ValueError: If `path` or the version exists; an option does not apply to the format; the
+            model is not supported or not built; the format is not C or WebAssembly and Keras'
+            backend is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
+        ImportError: If the format or the warm-up needs a package that is not installed.
+        RuntimeError: If the C code differs from Keras.
 
     Example:
 

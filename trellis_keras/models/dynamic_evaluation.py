@@ -41,11 +41,11 @@ class DynamicEvaluation:
         model: A built `LanguageModel` whose backbone streams. Only its trainable weights are
             adapted.
         learning_rate: Nonnegative float.
-        decay: Float in [0, 1], strength of the decay towards the model's weights. Defaults to 0.
+        decay: Float in [0, 1], strength of the decay towards the model's weights. Defaults to `0`.
         epsilon: Positive float, added to r, only for the rule `"rms"`. Defaults to `None`, which
             is 0.001.
         rule: `"rms"` or `"sgd"`. Defaults to `"rms"`.
-        segment_length: Positive integer, number of targets between two steps. Defaults to 5.
+        segment_length: Positive integer, number of targets between two steps. Defaults to `5`.
 
     Example:
 

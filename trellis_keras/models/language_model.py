@@ -67,18 +67,18 @@ class LanguageModel(TextGenerator, BackboneModel):
         tie_embeddings: Boolean, whether the head's output matrix is tied to the embedding.
             Defaults to `True`.
         embedding_dropout: Float in [0, 1), rate of word dropout (each word type is dropped or kept
-            for a whole batch). Defaults to 0.
-        input_dropout: Float in [0, 1), dropout rate of the embedded input. Defaults to 0.
+            for a whole batch). Defaults to `0`.
+        input_dropout: Float in [0, 1), dropout rate of the embedded input. Defaults to `0`.
         input_dropout_kind: `"variational"` drops the same channels at all steps of a row (the
             TrellisNet authors' code), `"element"` individual values (the TCN authors' code).
             Defaults to `"variational"`.
         output_dropout: Float in [0, 1), variational dropout rate of the backbone's output and
-            auxiliary outputs. Defaults to 0.
-        aux_weight: Float, weight of the sum of the auxiliary losses. Defaults to 0.
+            auxiliary outputs. Defaults to `0`.
+        aux_weight: Float, weight of the sum of the auxiliary losses. Defaults to `0`.
         activation_reg: Float, weight of the mean square of the output, AR of Merity et al. (2018).
-            Defaults to 0.
+            Defaults to `0`.
         temporal_activation_reg: Float, weight of the mean squared change between steps, TAR of
-            Merity et al. (2018). Defaults to 0.
+            Merity et al. (2018). Defaults to `0`.
         embeddings_initializer: Initializer for the embedding. Defaults to U(-0.1, 0.1), as in the
             TrellisNet authors' code.
         vocabulary: `data.Vocabulary` to save with the model, so that it can read and write text.
@@ -88,7 +88,7 @@ class LanguageModel(TextGenerator, BackboneModel):
     Call arguments:
         tokens: Integer tensor (batch, time); or, as in a step of `fit` and `evaluate`, a tuple of
             it, the targets (batch, n) and, optionally, their weights (batch,) or (batch, n).
-        training: Whether dropout is active.
+        training: Boolean, whether dropout is active. Defaults to `False`.
 
     Returns:
         Log-probabilities, at least float32: of all tokens at each position (batch, time, V), or

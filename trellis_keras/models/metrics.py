@@ -91,7 +91,7 @@ class CrossEntropy(ExactMean):
         Args:
             nll: Tensor of any shape, the negative log-likelihood of each token in nats.
             sample_weight: Tensor of the shape of `nll` or of its leading axes, such as (batch,)
-                for an `nll` of (batch, time). Defaults to 1 for every token.
+                for an `nll` of (batch, time). Defaults to `None`, weight 1 for every token.
         """
         if others:  # as Keras' other models pass them
             raise ValueError(
@@ -146,8 +146,8 @@ class FrameNLL(ExactMean):
         Args:
             y_true: Tensor (..., keys) of 0 and 1.
             y_pred: Tensor (..., keys), logits.
-            sample_weight: Tensor (...), or over some of its leading axes. Defaults to 1 for every
-                frame.
+            sample_weight: Tensor (...), or over some of its leading axes. Defaults to `None`,
+                weight 1 for every frame.
         """
         logits = ops.cast(y_pred, self._sum_dtype)
         self._accumulate(frame_nll(y_true, logits), sample_weight)
@@ -160,7 +160,7 @@ class DigitsRecalled(ExactMean):
     The copy-memory task (Bai et al. 2018, section 5.4) requires ten digits at the end.
 
     Args:
-        digits: Positive integer, the number of last steps to compare. Defaults to 10.
+        digits: Positive integer, the number of last steps to compare. Defaults to `10`.
         name, dtype: As in `keras.metrics.Metric`.
 
     Example:
@@ -185,7 +185,7 @@ class DigitsRecalled(ExactMean):
             y_true: Integer tensor (batch, time) or (batch, time, 1).
             y_pred: Tensor (batch, time, classes), logits.
             sample_weight: Tensor (batch,), or (batch, time), whose last step is the weight of the
-                sequence. Defaults to 1 for every sequence.
+                sequence. Defaults to `None`, weight 1 for every sequence.
         """
         y_pred = ops.convert_to_tensor(y_pred)
         y_true = ops.reshape(y_true, ops.shape(y_pred)[:-1])

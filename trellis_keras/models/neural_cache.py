@@ -38,9 +38,9 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
 
     Args:
         model: A built `LanguageModel` whose backbone streams.
-        size: Positive integer, number of hidden states in the cache. Defaults to 2000.
-        theta: Nonnegative float, inverse temperature of the similarity. Defaults to 0.3.
-        mix: Float in (0, 1), weight of the cache. Defaults to 0.1.
+        size: Positive integer, number of hidden states in the cache. Defaults to `2000`.
+        theta: Nonnegative float, inverse temperature of the similarity. Defaults to `0.3`.
+        mix: Float in (0, 1), weight of the cache. Defaults to `0.1`.
 
     Example:
 

@@ -31,7 +31,7 @@ class PolyphonicModel(SequenceModel):
     Args:
         backbone: Causal layer from (batch, time, keys) to (batch, time, hidden), with
             `return_sequences=True`.
-        keys: Positive integer, number of keys. Defaults to 88, as on a piano.
+        keys: Positive integer, number of keys. Defaults to `88`, as on a piano.
         **kwargs: `input_dropout`, `output_dropout`, `kernel_initializer`, `bias_initializer` and
             `seed`, as in `SequenceModel`.
 

@@ -20,7 +20,7 @@ def library() -> ModuleType:
     """Returns `keras_nlp.samplers`.
 
     Raises:
-        ImportError: Keras-NLP is not installed.
+        ImportError: If Keras-NLP is not installed.
     """
     try:
         import keras_nlp

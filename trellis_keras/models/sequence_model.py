@@ -49,8 +49,8 @@ class SequenceModel(BackboneModel):
             `None`.
         normalize: Boolean, whether the model standardizes its inputs, with the statistics that
             `adapt` computes from the training data. Defaults to `False`.
-        input_dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
-        output_dropout: Float in [0, 1), dropout rate of the backbone's outputs. Defaults to 0.
+        input_dropout: Float in [0, 1), dropout rate of the inputs. Defaults to `0`.
+        output_dropout: Float in [0, 1), dropout rate of the backbone's outputs. Defaults to `0`.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
         activation: String, name of the outputs' activation. Defaults to `None`.

@@ -22,7 +22,7 @@ class SequenceRegressor(SequenceModel):
 
     Args:
         backbone, per_step: As in `SequenceClassifier`.
-        units: Positive integer, number of outputs. Defaults to 1.
+        units: Positive integer, number of outputs. Defaults to `1`.
         **kwargs: As in `SequenceModel`.
 
     The call arguments are those of `SequenceClassifier`.
