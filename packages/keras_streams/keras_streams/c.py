@@ -325,7 +325,8 @@ def _real_type(stream):
             "before `quantize`, for integer C with `quantization` and `representative_data`. "
             f"Received: {', '.join(quantized)}, quantized"
         )
-    dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
+    weights = {w.dtype for w in model.weights if keras.backend.is_float_dtype(w.dtype)}
+    dtypes = {layer.compute_dtype for layer in layers} | weights
     dtypes = dtypes or {model.compute_dtype}  # a graph of operations alone
     if len(dtypes) > 1 or not dtypes <= set(_REAL):
         raise ValueError(

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from random_graphs import noise
 
 from keras_streams import c
 from keras_streams.compiled import NativeStream, find_compiler
@@ -27,6 +28,19 @@ def test_infinite_and_large_numbers_are_those_of_keras():
         value = np.float32(value)
         wanted = [np.ravel(y)[0] for y in model(np.full((1, 1, 1), value))]
         np.testing.assert_allclose(stream.step([value]), wanted, rtol=2e-6, atol=1e-37)
+
+
+def check(model, x=None, **options):
+    """Proves a model's C code and integers; x are representative inputs (steps, channels)."""
+    c.proven_source(model, "net")
+    x = noise(40, model.inputs[0].shape[-1]) if x is None else x
+    c.fixed_source(model, "net", "int8", x, **options)
+
+
+def test_adapted_normalization_has_a_count_among_its_weights():
+    layer = layers.Normalization()
+    layer.adapt(noise(100, 3))
+    check(keras.Sequential([keras.Input((None, 3)), layer, layers.Dense(2)]))
 
 
 def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
