@@ -82,8 +82,9 @@ def condition(program: Program, op: Op) -> int | None:
     if op.kind != "map" or op.name != "Where":
         return None
     address = int(op.args[0][0])
-    is_scalar = np.all(op.args[0] == address) and program.owner(address).dtype == "bool"
-    return address if is_scalar else None
+    owner = program.owner(address)
+    is_scalar = np.all(op.args[0] == address) and owner.dtype == "bool"
+    return address if is_scalar and owner.kind != "state" else None  # a state changes in the step
 
 
 def find_rings(program: Program) -> None:
@@ -127,6 +128,10 @@ def find_rings(program: Program) -> None:
             copied = _copy(program, store.args[0], store)  # read before another store
             program.ops.append(copied)
             store.args = [copied.buffer.cells.reshape(-1)]
+    if {store.buffer for store in stores} & {*program.owners(program.output)}:
+        buffer = program.buffer("work", program.output.shape, program.real)
+        program.ops.append(Op("copy", "", buffer, [program.output]))
+        program.output = buffer.cells  # read before a store
     program.stores = stores
 
 

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 from random_graphs import noise
 
-from keras_streams import c
+from keras_streams import StreamingMixin, c
 from keras_streams.compiled import NativeStream, find_compiler
 from keras_streams.exported import exported_stream
 
@@ -41,6 +41,36 @@ def test_adapted_normalization_has_a_count_among_its_weights():
     layer = layers.Normalization()
     layer.adapt(noise(100, 3))
     check(keras.Sequential([keras.Input((None, 3)), layer, layers.Dense(2)]))
+
+
+class Toggle(StreamingMixin, layers.Layer):
+    """The last input but one that was read: every second one is."""
+
+    def call(self, x):
+        steps = ops.arange(ops.shape(x)[1])
+        before = ops.take(x, ops.maximum(steps - 1 - (steps - 1) % 2, 0), axis=1)
+        return ops.where((steps < 1)[:, None], 0.0, before)
+
+    def initial_cache(self, batch_size):
+        return [ops.ones((batch_size, 1), "bool"), ops.zeros((batch_size, 2))]
+
+    def step(self, x, cache):
+        due, kept = cache
+        return kept, [ops.logical_not(due), ops.where(due, x, kept)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, -3:],
+        lambda x: ops.extract_sequences(ops.pad(x[..., 0], [[0, 0], [4, 0]]), 5, 1),
+        Toggle(),
+    ],
+    ids=["slice", "frames", "cache"],
+)
+def test_states_are_read_before_they_are_replaced(function):
+    x = keras.Input((None, 2))
+    check(keras.Model(x, function(x)))
 
 
 def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
