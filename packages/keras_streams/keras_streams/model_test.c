@@ -16,7 +16,9 @@ int main(void)
         for (int k = 0; k < @UPPER@_OUTPUTS; k++) {
             @REAL@ wanted = expected[t * @UPPER@_OUTPUTS + k];
             largest = fabs@F@(wanted) > largest ? fabs@F@(wanted) : largest;
-            if (!(fabs@F@(y[k] - wanted) <= difference) && !(wanted != wanted && y[k] != y[k]))
+            if ((wanted != wanted) != (y[k] != y[k]))
+                difference = INFINITY;
+            else if (fabs@F@(y[k] - wanted) > difference)
                 difference = fabs@F@(y[k] - wanted);
         }
     }

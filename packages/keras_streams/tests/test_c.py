@@ -1,5 +1,7 @@
 """C at the ends of the range of numbers, and with weights in a file of their own."""
 
+import subprocess
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from keras import layers, ops
 from random_graphs import noise
 
 from keras_streams import StreamingMixin, c
-from keras_streams.compiled import NativeStream, find_compiler
+from keras_streams.compiled import NativeStream, find_compiler, write_source
 from keras_streams.exported import exported_stream
 
 pytestmark = [
@@ -84,6 +86,18 @@ def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
         path = c.write_c(model, tmp_path / f"{weights}.c", weights=weights)
         assert path.read_text() == proven[-1].code
     assert path.with_suffix(".bin").read_bytes() == proven[-1].weights
+
+
+def test_program_for_another_machine_finds_a_step_that_is_nan(tmp_path):
+    model = keras.Sequential([keras.Input((None, 1)), layers.Dense(1)])
+    source, x, expected = c.proven_source(model, "net")
+    write_source(source, tmp_path)
+    for missing, code in ((None, 0), (3, 1)):
+        wanted = np.where(np.arange(len(x))[:, None] == missing, np.nan, expected)
+        (tmp_path / "net_test.c").write_text(c._test_program(source, x, wanted))
+        files = "net.c", "net_test.c", "-lm", "-o", "net"
+        subprocess.run([*find_compiler(), *files], cwd=tmp_path, check=True)
+        assert subprocess.run([tmp_path / "net"], capture_output=True).returncode == code
 
 
 def test_equal_layers_are_one_function():
