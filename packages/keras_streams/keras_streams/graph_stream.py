@@ -80,7 +80,7 @@ def to_stream(
     Args:
         model: Built functional model, `keras.Sequential`, or layer, with Keras layers, operations
             of `keras.ops`, and layers that follow `StreamingMixin`. An object that already follows
-            it is returned unchanged.
+            it is returned unchanged, and takes no options.
         time_axis: Integer, the time axis of the model's inputs; a stream has it on axis 1. Or a
             structure of integers like the model's inputs, with `None` for an input without a time
             axis, of which each step gets the same values. Defaults to `None`: axis 1, and inputs
@@ -124,6 +124,14 @@ def to_stream(
     (1, 4)
     """
     if has_protocol(model) and functional_of(model) is None:
+        given = {"time_axis": time_axis, "window": window, "max_context": max_context}
+        given |= {"ignore_masks": ignore_masks or None, "example": example}
+        names = ", ".join(name for name, value in given.items() if value is not None)
+        if names:
+            raise ValueError(
+                "The options of `to_stream` are for a model that becomes a stream: wrap a layer in "
+                f"keras.Sequential. Received: {names} with {model!r}, which is one"
+            )
         check_streams(model)
         return model
     if not isinstance(model, keras.Layer):

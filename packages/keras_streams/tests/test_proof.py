@@ -130,3 +130,10 @@ def test_a_stream_has_its_proof():
     assert proof.steps >= 256 and proof.difference < 1e-5
     stream = to_stream(net)
     assert to_stream(stream) is stream
+
+
+@pytest.mark.parametrize("option", ["time_axis", "window", "ignore_masks", "max_context"])
+def test_a_stream_takes_no_options(option):
+    model = keras.Sequential([keras.Input((None, 3)), layers.Dense(2)])
+    with pytest.raises(ValueError, match=option):
+        to_stream(to_stream(model), **{option: 1})
