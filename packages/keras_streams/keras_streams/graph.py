@@ -39,6 +39,22 @@ class DoesNotStream(ValueError):
         self.call = call
 
 
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """A tensor that depends on no input.
+
+    Attributes:
+        function: Function that returns it.
+        is_constant: Boolean, whether it depends on no weights either.
+    """
+
+    function: Callable[[], Tensor]
+    is_constant: bool = True
+
+    def __call__(self) -> Tensor:
+        return self.function()
+
+
 @dataclasses.dataclass
 class Call:
     """A call of a layer or operation.
@@ -46,8 +62,8 @@ class Call:
     Attributes:
         operation: The layer or operation.
         arguments: The positional and the named arguments, with symbolic tensors.
-        sources: Dict from the id of a symbolic tensor to its number in the graph, or to a function
-            that computes it from weights alone.
+        sources: Dict from the id of a symbolic tensor to its number in the graph, or to what is
+            `Computed`.
         specs: List of the symbolic outputs.
         model: Path of the model that makes the call.
         outputs: List of the numbers of the outputs.
@@ -106,15 +122,34 @@ class Call:
             arguments = [parts, *others]
         return keras.tree.flatten(self.operation(*arguments, **named))
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the outputs of a call without inputs depend on no weights."""
+        is_weighted = bool(getattr(self.operation, "weights", None))
+        return not is_weighted and all(map(self._is_constant, keras.tree.flatten(self.arguments)))
+
+    def _is_constant(self, x):
+        source = self.sources.get(id(x))
+        is_weight = isinstance(source, Computed) and not source.is_constant
+        return not is_weight and not isinstance(x, keras.Variable)
+
+    def constant(self, x: Any) -> Any:
+        """Returns an argument that a stream reads only once: a number, or a constant tensor."""
+        if not all(map(self._is_constant, keras.tree.flatten(x))):
+            raise self.refusal(
+                "it pads, masks or slices by a weight, which may change. Use a constant."
+            )
+        return self.computed(x)
+
     def computed(self, x: Any) -> Any:
         """Returns an argument that is no input: a number, or a tensor computed from weights."""
         source = self.sources.get(id(x))
         return source() if callable(source) else x
 
     def argument(self, position: int, name: str) -> Any:
-        """Returns the value of an argument that is no input, or `None`."""
+        """Returns an argument, or `None`."""
         arguments, named = self.arguments
-        return self.computed(arguments[position] if position < len(arguments) else named.get(name))
+        return arguments[position] if position < len(arguments) else named.get(name)
 
     @property
     def is_of_keras(self) -> bool:
@@ -225,7 +260,10 @@ class Graph:
                 call.outputs = outputs = [next(self._numbers) for _ in node.outputs]
                 self.calls.append(call)
             else:
-                outputs = [lambda c=call, i=i: c.of_model([])[i] for i in range(len(node.outputs))]
+                outputs = [
+                    Computed(lambda c=call, i=i: c.of_model([])[i], call.is_constant)
+                    for i in range(len(node.outputs))
+                ]
             known.update(zip(map(id, node.outputs), outputs, strict=True))
         return [known[id(x)] for x in functional.outputs]
 
@@ -319,8 +357,8 @@ def _traced(call, layers, length):
     for operation in function.operations:
         if isinstance(operation, (Reshape, BroadcastTo)):
             _take_any_rows(operation)
-    values = [lambda v=v: v.value for v in layer.variables]
-    return function, [*values, *(lambda value=value: value for value in constants)]
+    values = [Computed(lambda v=v: v.value, is_constant=False) for v in layer.variables]
+    return function, [*values, *(Computed(lambda value=value: value) for value in constants)]
 
 
 def _take_any_rows(operation):

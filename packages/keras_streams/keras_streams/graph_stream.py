@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ from keras.src.ops.numpy import GetItem, OnesLike, ZerosLike
 
 from keras_streams.graph import (
     Call,
+    Computed,
     DoesNotStream,
     Graph,
     from_axis,
@@ -387,7 +387,7 @@ class Plan:
         # them, and the constants themselves.
         self._made: dict[tuple[int, Any], int] = {}
         self._slices: dict[int, tuple[int, int]] = {}
-        self._constants: dict[int, Callable[[], Tensor]] = {}
+        self._constants: dict[int, Computed] = {}
         for call in graph.calls:
             call = call.with_sources(lambda n: self._constants.get(n, n))
             if options.window is not None or not self._is_start(graph, call):
@@ -429,7 +429,9 @@ class Plan:
         They are `zeros_like(x)[:, :n]` or `zeros_like(x[:, :n])`.
         """
         if not call.inputs:  # what is computed from them
-            self._constants[call.outputs[0]] = lambda: call.of_model([])[0]
+            self._constants[call.outputs[0]] = Computed(
+                lambda: call.of_model([])[0], call.is_constant
+            )
             return True
         source, output, fill = call.inputs[0], call.outputs[0], call.operation
         place = self._slices.get(source)
@@ -445,7 +447,7 @@ class Plan:
         (axis, steps), spec = place, call.specs[0]
         shape = (1, *spec.shape[1:axis], steps, *spec.shape[axis + 1 :])
         make = ops.zeros if isinstance(fill, ZerosLike) else ops.ones
-        self._constants[output] = lambda: make(shape, spec.dtype)
+        self._constants[output] = Computed(lambda: make(shape, spec.dtype))
         return True
 
     def _remove_unused(self):

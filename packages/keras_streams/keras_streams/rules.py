@@ -231,7 +231,7 @@ def _causality(call):
     _, named = call.arguments
     if named.get("attention_mask") is None:
         return bool(named.get("use_causal_mask")), None
-    mask = call.argument(len(call.arguments[0]), "attention_mask")
+    mask = call.constant(call.argument(len(call.arguments[0]), "attention_mask"))
     if named.get("use_causal_mask") or isinstance(mask, keras.KerasTensor):
         return False, None
     mask = np.asarray(ops.convert_to_numpy(mask)).astype(bool)
@@ -386,7 +386,7 @@ def _kernels(call):
     names = ("depthwise_kernel", "pointwise_kernel") if is_separable else ("kernel",)
     if isinstance(call.operation, keras.Layer):
         return [getattr(call.operation, name) for name in names]
-    return [call.argument(i, name) for i, name in enumerate(names, 1)]
+    return [call.computed(call.argument(i, name)) for i, name in enumerate(names, 1)]
 
 
 def _convolved(call, function, x, **options):
@@ -524,7 +524,7 @@ def _pad(call, signal):
     left, right = widths[signal.axis]
     if widths[0] != (0, 0) or (operation.mode != "constant" and (left or right)):
         raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
-    value = float(call.argument(1, "constant_values") or 0.0)
+    value = float(call.constant(call.argument(1, "constant_values")) or 0.0)
     others = [*widths[: signal.axis], (0, 0), *widths[signal.axis + 1 :]]
     is_constant = operation.mode == "constant"
     options = {"constant_values": value} if is_constant else {"mode": operation.mode}
@@ -536,7 +536,7 @@ def _pad(call, signal):
 
 
 def _concatenate(call, signals):
-    """Concatenates channels; along time, only padding, which depends on weights alone."""
+    """Concatenates channels; along time, only padding by a constant."""
     signal, rank = signals[0], 2 + len(signals[0].shape)
     if call.operation.axis % rank != signal.axis:
         return Pointwise(call, signals)
@@ -544,7 +544,7 @@ def _concatenate(call, signals):
         raise call.refusal("it joins sequences one after the other, but a stream has no end.")
     arguments = keras.tree.flatten(call.arguments[0][0])
     at = next(i for i, x in enumerate(arguments) if x is call.tensors[0])
-    values = [call.computed(x) for x in arguments]
+    values = [*map(call.constant, arguments[:at]), *map(call.computed, arguments[at:])]
     sizes = [x.shape[signal.axis] for x in values]
     left, right = sum(sizes[:at]), sum(sizes[at + 1 :])
     numbers = np.unique([ops.convert_to_numpy(x).ravel() for x in values[:at]]) if at else [0.0]
@@ -685,7 +685,7 @@ def _prelu(call, signal):
 
 def _key(call, signal):
     """Returns the indices of a slice, and their places for each axis of the input."""
-    key = call.argument(1, "key")
+    key = call.constant(call.argument(1, "key"))
     key = list(key) if isinstance(key, (list, tuple)) else [key]
     rank = 2 + len(signal.shape)
     given = sum(k is not None and k is not Ellipsis for k in key)

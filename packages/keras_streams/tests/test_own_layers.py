@@ -164,6 +164,38 @@ def test_shifts(name):
     check_equal(model, [noise(2, 12, 3)])
 
 
+class Start(layers.Layer):
+    """Starts the sequence with a learned vector, or a layer of one."""
+
+    def __init__(self, layer=None):
+        super().__init__()
+        self.layer = layer
+
+    def build(self, input_shape):
+        self.start = self.add_weight(shape=(1, 1, input_shape[-1]), initializer="zeros")
+
+    def call(self, x):
+        start = self.start * 2.0 if self.layer is None else self.layer(ops.zeros_like(x[:, :1]))
+        return ops.concatenate([ops.repeat(start, ops.shape(x)[0], axis=0), x[:, :-1]], axis=1)
+
+
+class Padded(Start):
+    """Pads with a learned number."""
+
+    def call(self, x):
+        return ops.pad(x, [[0, 0], [1, 0], [0, 0]], constant_values=self.start[0, 0, 0])[:, :-1]
+
+
+@pytest.mark.parametrize(
+    "layer", [lambda: Start(), lambda: Start(layers.Dense(3)), lambda: Padded()]
+)
+def test_a_weight_is_no_padding_even_while_it_is_zero(layer):
+    x = keras.Input((None, 3))
+    model = keras.Model(x, layer()(x))
+    with pytest.raises(ValueError, match="weight, which may change"):
+        to_stream(model)
+
+
 def test_attributes_that_a_call_stores_stay_as_they_are():
     class Stores(layers.Layer):
         last = None
