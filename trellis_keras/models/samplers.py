@@ -12,6 +12,7 @@ from keras import ops
 
 from trellis_keras.layers.checks import is_integer
 
+_NAMES = ("beam", "contrastive", "greedy", "random", "top_k", "top_p")
 # Below, a sampler is greedy: quotients of log-probabilities exceed float32.
 _LEAST_TEMPERATURE = 1e-30
 
@@ -34,25 +35,17 @@ def library() -> ModuleType:
 def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
     """Returns a Keras-NLP sampler, given as a name or an instance, after checking it."""
     samplers = library()
-    by_name = {
-        "beam": samplers.BeamSampler,
-        "contrastive": samplers.ContrastiveSampler,
-        "greedy": samplers.GreedySampler,
-        "random": samplers.RandomSampler,
-        "top_k": samplers.TopKSampler,
-        "top_p": samplers.TopPSampler,
-    }
     speculative = getattr(samplers, "SpeculativeSampler", ())  # not in every version
     if sampler == "speculative" or isinstance(sampler, speculative):
         raise ValueError(
             "The speculative sampler needs a draft model and a cache that can return to an earlier "
             "token, which a streaming cache cannot."
         )
-    if isinstance(sampler, str) and sampler in by_name:
-        sampler = by_name[sampler]()
+    if isinstance(sampler, str) and sampler in _NAMES:
+        sampler = samplers.get(sampler)
     if not isinstance(sampler, samplers.Sampler):
         raise ValueError(
-            f"`sampler` must be one of {sorted(by_name)} or a `keras_nlp.samplers.Sampler`. "
+            f"`sampler` must be one of {_NAMES} or a `keras_nlp.samplers.Sampler`. "
             f"Received: sampler={sampler!r}"
         )
     if getattr(sampler, "return_all_beams", False):
