@@ -59,12 +59,7 @@ class Standardization(keras.layers.Layer):
         return self.built and bool(np.all(ops.convert_to_numpy(self.scale) > 0))
 
     def adapt(self, data: np.ndarray | Sequence[np.ndarray]) -> None:
-        """Computes the statistics of data.
-
-        Args:
-            data: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks, so
-                they may be memory-mapped.
-        """
+        """Computes the statistics of data, see `SequenceModel.adapt`."""
         data = arrays_of(data)  # which are read twice
         count = total = np.zeros(())
         for block in _blocks(data):
