@@ -90,16 +90,34 @@ def test_columns_may_have_any_names():
     [
         ("y", [1.0, np.inf, 2, 3], "'y'.*: inf"),
         ("y", [1.0, "many", 2, 3], "'y'"),
+        ("x", [1.0, np.inf, 2, 3], "'x'.*: inf"),
         ("ds", [0, 1, 1, 2], "two rows"),
         ("unique_id", ["a", None, "a", "a"], "'unique_id'"),
         ("unique_id", ["a", "b", "a", "a"], "'b'"),  # a series without values
     ],
 )
 def test_tables_that_cannot_be_read_are_named(column, values, named):
-    table = pd.DataFrame({"unique_id": "a", "ds": range(4), "y": [1.0, np.nan, 2, 3]})
+    table = pd.DataFrame({"unique_id": "a", "ds": range(4), "y": [1.0, np.nan, 2, 3], "x": 1.0})
     table[column] = values
     with pytest.raises(ValueError, match=named):
-        Forecasts(2).fit(table)
+        Forecasts(2, past=["x"]).fit(table)
+
+
+@pytest.mark.parametrize(
+    ("known", "ahead", "named"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], [5.0, np.inf], "'x'.*: inf"),
+        ([1.0, 2.0, 3.0, 4.0], [5.0, "many"], "'x'.*: 'many'"),
+        (["a", "b", "a", "b"], ["a", "c"], "'x'.*a, b.*: 'c'"),
+        (["a", "b", "a", "b"], ["a", "b", "b"], "two rows of 5"),
+    ],
+)
+def test_covariates_that_the_fit_cannot_read_are_named(known, ahead, named):
+    forecasts = Forecasts(2, future=["x"], network=None)
+    forecasts.fit(pd.DataFrame({"ds": range(4), "y": [1.0, 3.0, 2.0, 4.0], "x": known}))
+    times = [4, 5, 5][: len(ahead)]
+    with pytest.raises(ValueError, match=named):
+        forecasts.predict(X_df=pd.DataFrame({"ds": times, "x": ahead}))
 
 
 def test_missing_values_are_no_evidence():
@@ -134,7 +152,7 @@ def test_missing_rows_of_a_panel_are_filled_within_their_series():
 
 
 def test_numbers_are_scaled_by_the_mean_and_deviation_of_the_known_ones():
-    frame = pd.DataFrame({"load": [1.0, 3.0, np.nan, 8.0, np.inf]})
+    frame = pd.DataFrame({"load": [1.0, 3.0, np.nan, 8.0]})
     ((mean, deviation),) = find_encoding(frame, ["load"]).values()
     np.testing.assert_allclose([mean, deviation], [4, np.sqrt(26 / 3)])
 

@@ -121,13 +121,7 @@ def read_panel(
     split = 1 + channels[0].shape[1]
     rows = np.concatenate([numbers(frame[columns.target])[:, None], *channels], axis=1)
     values = pd.DataFrame(rows, pd.MultiIndex.from_arrays([names, times], names=["series", None]))
-    repeated = values.index.duplicated()
-    if repeated.any():
-        name, time = values.index[repeated][0]
-        raise ValueError(
-            f"The series {name!r} has two rows of {time}. Name the column of series if the table "
-            "has several, and write times with their offset from UTC if clocks change."
-        )
+    _check_unique(values.index)
     if freq is None or isinstance(times.dtype, pd.PeriodDtype):
         longest = times[(names == names.value_counts().index[0]).to_numpy()]
         freq = infer_freq(pd.Index(longest).sort_values())
@@ -164,7 +158,7 @@ def read_future(
     rows = encode(frame, columns.future, encoding)
     known = parse_times(frame[columns.time], *encoding.get(columns.time, ()))
     values = pd.DataFrame(rows, [frame[columns.id], known])
-    values = values[~values.index.duplicated()]
+    _check_unique(values.index)
     found = {}
     for name, times in needed.items():
         ahead = values.reindex(pd.MultiIndex.from_product([[name], times])).to_numpy()
@@ -179,14 +173,26 @@ def read_future(
     return found
 
 
+def _check_unique(index):
+    repeated = index.duplicated()
+    if repeated.any():
+        name, time = index[repeated][0]
+        raise ValueError(
+            f"The series {name!r} has two rows of {time}. Name the column of series if the table "
+            "has several, and write times with their offset from UTC if clocks change."
+        )
+
+
 def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
     """Returns how columns become channels: numbers by mean and deviation, others by categories."""
     found: dict[str, list] = {}
     for name in names:
         values = frame[name]
         if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-            known = values.astype("float64").replace([np.inf, -np.inf], np.nan)
-            found[name] = [float(known.mean()), float(known.std(ddof=0)) or 1.0]
+            known = numbers(values)
+            if np.isnan(known).all():
+                raise ValueError(f"The column {name!r} has no values.")
+            found[name] = [float(np.nanmean(known)), float(np.nanstd(known)) or 1.0]
         else:
             found[name] = sorted(map(str, values.dropna().unique()))
             if len(found[name]) > _MOST_CATEGORIES:
@@ -194,7 +200,7 @@ def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
                     f"A column of names may have at most {_MOST_CATEGORIES} different ones. "
                     f"Received: {len(found[name])} in {name!r}"
                 )
-        if not found[name] or found[name][0] != found[name][0]:
+        if not found[name]:
             raise ValueError(f"The column {name!r} has no values.")
     return found
 
@@ -205,12 +211,18 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
     for name in names:
         about = encoding[name]
         if isinstance(about[0], float):
-            values = pd.to_numeric(frame[name], errors="coerce").to_numpy("float64")
-            parts.append(((values - about[0]) / about[1])[:, None])
+            parts.append(((numbers(frame[name]) - about[0]) / about[1])[:, None])
         else:
             values = frame[name].astype(object)
-            is_kind = values.map(str).to_numpy()[:, None] == np.array(about)
-            parts.append(np.where(values.isna().to_numpy()[:, None], np.nan, is_kind))
+            texts, is_missing = values.map(str).to_numpy(), values.isna().to_numpy()
+            unknown = sorted({*texts[~is_missing]} - {*about})
+            if unknown:
+                raise ValueError(
+                    f"The column {name!r} must have the categories of the fit, "
+                    f"{', '.join(about)}. Received: {unknown[0]!r}"
+                )
+            is_kind = texts[:, None] == np.array(about)
+            parts.append(np.where(is_missing[:, None], np.nan, is_kind))
     return np.concatenate(parts, axis=1)
 
 
