@@ -103,3 +103,7 @@ def test_exports_equal_the_stream(tmp_path):
         np.testing.assert_allclose(served[0], expected, rtol=1e-4)
         with pytest.raises(ValueError, match="exists"):
             forecasts.export(tmp_path / "served")
+        forecasts.export(tmp_path / "served", overwrite=True)
+        (tmp_path / "served" / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match="exists"):
+            forecasts.export(tmp_path / "served", overwrite=True)

@@ -18,6 +18,8 @@ from trellis_series import smoothing
 from trellis_series.ensemble import Ensemble, State
 from trellis_series.network import forecast
 
+_FILES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
+
 
 class ForecastStream(StreamingMixin, keras.layers.Layer):
     """Forecasts a series after each new value.
@@ -127,7 +129,8 @@ def export(stream: ForecastStream, path: str | os.PathLike, overwrite: bool = Fa
             "A SavedModel needs the TensorFlow backend. Received: "
             f"KERAS_BACKEND={keras.backend.backend()}"
         )
-    if path.exists() and not (overwrite and (path / "saved_model.pb").is_file()):
+    is_export = path.is_dir() and {each.name for each in path.iterdir()} <= _FILES
+    if path.exists() and not (overwrite and is_export):
         raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
     import tensorflow as tf
 
