@@ -114,6 +114,15 @@ def test_covariates_known_in_the_future_are_read():
     assert len(forecasts.cross_validation(data, 2)) == 48
 
 
+def test_series_too_short_for_a_season_or_for_windows_are_counted():
+    data = pd.concat([table(DAY[:n]).assign(unique_id=f"{n}") for n in (30, 100)])
+    forecasts = Forecasts(6, season=24, network=None)
+    with pytest.warns(UserWarning, match="1 of 2 series are shorter than two seasons of 24"):
+        forecasts.fit(data)
+    with pytest.warns(UserWarning, match="1 of 2 series have at most 36 steps"):
+        forecasts.cross_validation(data, 6)
+
+
 def test_covariates_known_up_to_the_present_are_read():
     rng = np.random.default_rng(0)
     lead = rng.normal(size=500)

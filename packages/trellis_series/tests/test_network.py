@@ -32,7 +32,7 @@ def chaos():
 
 
 def test_a_network_is_kept_where_it_helps(chaos):
-    assert chaos.net is not None
+    assert chaos.trained_network is not None
     with_net = chaos.predict()
     without = Forecasts(HORIZON, season=1, network=None).fit(table()[:-100]).predict()
     actual = table()["y"][1_400:1_404].to_numpy()
@@ -43,21 +43,33 @@ def test_a_network_is_kept_where_it_helps(chaos):
 
 
 def test_a_trained_network_is_not_trained_again(chaos):
-    again = Forecasts(HORIZON, season=1, network=chaos.net).fit(table()[:-100])
-    assert again.net is chaos.net
+    again = Forecasts(HORIZON, season=1, network=chaos.trained_network).fit(table()[:-100])
+    assert again.trained_network is chaos.trained_network
     pd.testing.assert_frame_equal(again.predict(), chaos.predict())
-    again.net = None
-    again.cross_validation(table(), 2)  # sets the network that a fit may then use
-    assert again.net is chaos.net
+    expected = again.predict()
+    again.network = None
+    again.cross_validation(table(), 2)
+    assert again.backtest_network is None
+    pd.testing.assert_frame_equal(again.predict(), expected)
     plain = Forecaster(TCN(4, depth=1, return_sequences=False), HORIZON)
-    for horizon, network in ((HORIZON, plain), (HORIZON + 1, chaos.net)):
+    for horizon, network in ((HORIZON, plain), (HORIZON + 1, chaos.trained_network)):
         with pytest.raises(ValueError, match="network"):
             Forecasts(horizon, season=1, network=network).fit(table(50))
 
 
+def test_bands_of_a_network_hold_in_windows_after_its_data(chaos):
+    forecasts = Forecasts(HORIZON, season=1, network=chaos.trained_network)
+    found = forecasts.cross_validation(table(2_200), 200)
+    assert forecasts.backtest_network is chaos.trained_network
+    assert 0.74 < found["y"].between(found["ours-lo-80"], found["ours-hi-80"]).mean() < 0.9
+
+
 def test_a_network_is_left_out_where_it_does_not_help(chaos):
     noise = pd.Series(np.random.default_rng(0).normal(size=1_000))
-    assert Forecasts(HORIZON, season=1, network=chaos.net).fit(noise).net is None
+    assert (
+        Forecasts(HORIZON, season=1, network=chaos.trained_network).fit(noise).trained_network
+        is None
+    )
 
 
 def test_files_and_streams_keep_the_network(chaos, tmp_path):

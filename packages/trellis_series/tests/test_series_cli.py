@@ -39,8 +39,12 @@ def test_a_file_becomes_a_forecast_a_table_and_a_picture(folder):
     run("load.csv", "--model", "kept", "--output", "g.csv")
     pd.testing.assert_frame_equal(pd.read_csv("f.csv"), pd.read_csv("g.csv"))
     pd.read_csv("load.csv")[:280].to_csv("old.csv", index=False)
-    run("old.csv", "--model", "kept", "--output", "h.csv")
+    run("old.csv", "--model", "kept", "--level", 95, "--output", "h.csv")
     assert pd.read_csv("h.csv")["time"][0] == str(TIMES[280])
+    assert list(pd.read_csv("h.csv"))[-1] == "ours-hi-95"
+    for option in (["--horizon", 12], ["--season", 24], ["--no-network"], ["--target", "load"]):
+        options = ["old.csv", "--model", "kept", *option, "--output", "i.csv"]
+        assert option[0].removeprefix("--no-").strip("-") in run(*options, fails=True)
 
 
 def test_rivals_are_in_the_table_if_they_are_installed(folder):
@@ -98,12 +102,14 @@ def test_short_series_say_so(folder):
         (["load.csv", "--target", "Load", "--time", "time"], "Did you mean 'load'"),
         (["load.csv", "--target", "load", "--time", "tim"], "Did you mean 'time'"),
         (["load.csv"], "--target"),
+        (["step.csv", "--target", "load"], "--time step"),
         (["head.csv", "--target", "load", "--time", "time"], "no rows"),
         (["load.csv", "--target", "load", "--save", "."], "exists"),
     ],
 )
 def test_mistakes_are_named_and_write_nothing(folder, arguments, message):
     (folder / "head.csv").write_text("time,load\n")
+    (folder / "step.csv").write_text("step,load\n5,1\n6,2\n")
     assert message in run(*arguments, "--output", "f.csv", fails=True)
     assert not (folder / "f.csv").exists()
 

@@ -17,7 +17,7 @@ from keras_streams.files import atomic_write, check_output
 from trellis_keras.terminal import printable
 from trellis_series.ensemble import fill
 from trellis_series.files import read_csv
-from trellis_series.forecasts import Forecasts
+from trellis_series.forecasts import Forecasts, check_levels
 from trellis_series.panel import Columns, check_columns, read_panel, to_frame
 from trellis_series.saving import check_folder
 from trellis_series.times import parse_times
@@ -30,6 +30,10 @@ _RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
 _HISTORY = 5  # horizons in the picture, before the backtest
 _STEP = "step"  # the column of times of a file without one
 _KINDS = ("ours", "naive")
+_OF_FITS = (  # options that forecasts keep
+    *("target", "time", "series", "past", "future", "static", "horizon"),
+    *("season", "freq", "windows", "network", "rivals"),
+)
 
 
 @app.callback()
@@ -39,6 +43,7 @@ def _about() -> None:
 
 @app.command()
 def forecast(
+    context: typer.Context,
     file: Annotated[pathlib.Path, typer.Argument(help="CSV file, or .csv.gz.")],
     output: Annotated[
         pathlib.Path,
@@ -104,12 +109,23 @@ def forecast(
     frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
     backtest = None
     if model is not None:
+        sources = {name: context.get_parameter_source(name) for name in _OF_FITS}
+        own = [name for name, source in sources.items() if source.name == "COMMANDLINE"]
+        if own:
+            raise ValueError(
+                f"{model} was fitted with options of its own. Leave out --{own[0]}, or --model."
+            )
         forecasts = Forecasts.load(model)
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
-        found = forecasts.predict(known, ahead, naive=True)
+        found = forecasts.predict(known, ahead, level or None, naive=True)
     else:
         if target is None:
             raise ValueError("Name the column to forecast: --target.")
+        if time is None and _STEP in frame:
+            raise ValueError(
+                f"{file} has a column {_STEP!r}, the name for rows without times. Pass "
+                f"--time {_STEP} if it has the times, or rename it."
+            )
         forecasts = Forecasts(
             horizon,
             int(freq) if freq and freq.isdecimal() else freq,
@@ -128,7 +144,9 @@ def forecast(
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
         backtest, of_naive = _backtest(forecasts, known, windows, rivals)
         if backtest is not None:
-            forecasts.network = forecasts.net  # trained once, and left out where it did not help
+            forecasts.network = (
+                forecasts.backtest_network
+            )  # trained once, and left out where it did not help
             forecasts.is_better = of_naive <= 1
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(of_naive, fallback)}")
@@ -150,6 +168,7 @@ def forecast(
             known,
             pd.concat([backtest, found]),
             models=[kind],
+            level=list(check_levels(level or forecasts.levels)),
             max_insample_length=forecasts.horizon * (_HISTORY + tried),
         )
         figure.savefig(temporary, dpi=120, bbox_inches="tight")

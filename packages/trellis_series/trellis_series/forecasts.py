@@ -24,7 +24,7 @@ from trellis_series.times import parse_times, time_grid, time_range
 
 
 class Forecasts:
-    """Forecasts every series of a data frame, with bands that hold.
+    """Forecasts every series of a data frame, with calibrated bands.
 
     A forecast is a weighted mean of experts: exponential smoothing of the values and of their
     logarithms, a ridge regression on the last values, in a panel another one that all series share,
@@ -43,19 +43,20 @@ class Forecasts:
         levels: Percentages of the bands. Defaults to `(80,)`.
         past, future, static: Names of covariates: known up to the present, such as a measured
             temperature; also known in the future, such as a holiday; or constant for each series.
-            Strings and booleans are categories. Default to none.
+            Strings and booleans are categories. Default to `()`.
         season: Positive integer, number of steps after which series repeat, or several. Defaults to
             `None`, the calendar's for `freq`, such as a day and a week for hours.
         network: `"auto"`, a network where there is enough to learn from: series of two years of
             hours, 100,000 values in all, or 10,000 with covariates; a causal layer, as the backbone
-            of a `Forecaster`; the `net` of other forecasts, which is not trained again; or `None`.
-            A network is used only if it reduces the error at past origins by more than one
-            standard error. Defaults to `"auto"`.
+            of a `Forecaster`; the `trained_network` of other forecasts, which is not trained again;
+            or `None`. A network is used only if it reduces the error at past origins by more than
+            one standard error. Defaults to `"auto"`.
         id_col, time_col, target_col: Names of columns. Default to `"unique_id"`, `"ds"` and `"y"`.
         seed: Integer seed of the network. Defaults to 0.
 
     Attributes:
-        net: The network that `fit` or `cross_validation` used last, or `None`.
+        trained_network: The network of the forecasts after `fit`, or `None`.
+        backtest_network: The network of the last `cross_validation`, or `None`.
         is_better: Boolean, whether the forecasts were better than the seasonal naive one when the
             command tried both; `None` if it did not.
 
@@ -85,7 +86,7 @@ class Forecasts:
         seed: int = 0,
     ) -> None:
         (self.horizon,) = check_positive(horizon=horizon)
-        self.levels = _levels(levels)
+        self.levels = check_levels(levels)
         for name, names in {"past": past, "future": future, "static": static}.items():
             if isinstance(names, str):
                 raise ValueError(f"`{name}` must be a sequence of names. Received: {names!r}")
@@ -108,7 +109,8 @@ class Forecasts:
         self.seed = seed
         self.models: dict[Any, Ensemble] = {}
         self.is_better: bool | None = None
-        self.net: Any = None
+        self.trained_network: Any = None
+        self.backtest_network: Any = None
 
     # Fitting
 
@@ -131,6 +133,14 @@ class Forecasts:
             group[1] = group[1] + fitting.moments
             fitting.moments = None  # megabytes
             fittings.append(fitting)
+        if self.season is not None:
+            short = sum(fitting.season not in self._candidates for fitting in fittings)
+            if short:
+                warnings.warn(
+                    f"{short:,} of {len(fittings):,} series are shorter than two seasons of "
+                    f"{self.season[0]} steps, and are forecast without a season.",
+                    stacklevel=3,
+                )
         for fitting in fittings:
             count, sums = shared[fitting.group]
             if count > 1:
@@ -145,7 +155,7 @@ class Forecasts:
             fitting.combine(loss, pooled[kind])
             for fitting, loss, kind in zip(fittings, losses, kinds, strict=True)
         ]
-        self.net, models = networks.add(fittings, models, self.network, self.seed)
+        self.trained_network, models = networks.add(fittings, models, self.network, self.seed)
         pairs = zip(panel, models, strict=True)
         return {series.name: model._replace(last=series.times[-1]) for series, model in pairs}
 
@@ -186,7 +196,7 @@ class Forecasts:
             A data frame with the columns of series and times, `ours`, and `ours-lo-80` and
             `ours-hi-80` for each level.
         """
-        levels = self.levels if levels is None else _levels(levels)
+        levels = self.levels if levels is None else check_levels(levels)
         models = dict(self._fitted())
         if df is not None:
             read = {series.name: series for series in self._read(df)}
@@ -258,11 +268,13 @@ class Forecasts:
             return {}
         states = [models[name].state for name in names]
         y, past, future = (
-            np.stack([getattr(state, name)[-self.net.linear_window :] for state in states])
+            np.stack(
+                [getattr(state, name)[-self.trained_network.linear_window :] for state in states]
+            )
             for name in ("values", "past", "future")
         )
         steps = None if ahead[names[0]] is None else np.stack([ahead[name] for name in names])
-        found = np.asarray(networks.forecast(self.net, y, past, future, steps))
+        found = np.asarray(networks.forecast(self.trained_network, y, past, future, steps))
         return dict(zip(names, found, strict=True))
 
     def update(self, df: Any) -> "Forecasts":
@@ -320,11 +332,18 @@ class Forecasts:
         frame = to_frame(df, self.columns)
         panel, own.fitted_freq, own.encoding = read_panel(frame, self.columns, self.freq)
         first = self.horizon + (n_windows - 1) * step
-        panel = [series for series in panel if len(series.y) > first]
-        if not panel:
+        longer = [series for series in panel if len(series.y) > first]
+        if not longer:
             raise ValueError(
                 f"{n_windows} windows need series of more than {first} steps. Received: none"
             )
+        if len(longer) < len(panel):
+            warnings.warn(
+                f"{len(panel) - len(longer):,} of {len(panel):,} series have at most {first} "
+                "steps, too few for the windows, and are left out.",
+                stacklevel=2,
+            )
+        panel = longer
         parts: list[pd.DataFrame] = []
         for before in range(first, self.horizon - 1, -step):  # steps from an origin to the end
             known = [series[: len(series.y) - before] for series in panel]
@@ -344,7 +363,7 @@ class Forecasts:
             found.insert(2, "cutoff", cutoffs.repeat(self.horizon))
             found.insert(3, self.columns.target, np.concatenate([each.y for each in ahead]))
             parts.append(found)
-        self.net = own.net
+        self.backtest_network = own.trained_network
         found = pd.concat(parts, ignore_index=True)
         order = found.groupby(self.columns.id, sort=False).ngroup().to_numpy()
         return found.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
@@ -412,7 +431,8 @@ class Forecasts:
                 f"`unique_id` must be one of the {len(models)} series. Received: {unique_id!r}"
             )
         model = models[unique_id]
-        return ForecastStream(model, self.levels, self.net if model.net_share else None, dtype)
+        network = self.trained_network if model.net_share else None
+        return ForecastStream(model, self.levels, network, dtype)
 
     def export(
         self,
@@ -448,7 +468,7 @@ class Forecasts:
         arguments |= self.columns.roles
         arguments |= {name: getattr(self, name) for name in _ARGUMENTS}
         about = {"arguments": arguments, **{name: getattr(self, name) for name in _FITTED}}
-        saving.save(path, about, self._fitted(), self.net, overwrite)
+        saving.save(path, about, self._fitted(), self.trained_network, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Forecasts":
@@ -458,7 +478,7 @@ class Forecasts:
             ValueError: If the folder has anything else, or is damaged.
             OSError: If it cannot be read.
         """
-        about, models, forecaster = saving.load(path)
+        about, models, network = saving.load(path)
         try:
             forecasts = cls(**about["arguments"], network=None)
             for name in _FITTED:
@@ -467,7 +487,7 @@ class Forecasts:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         if any(model.horizon != forecasts.horizon for model in models.values()):
             raise ValueError(f"{path} is damaged: its horizons differ")
-        forecasts.net, forecasts.models = forecaster, models
+        forecasts.trained_network, forecasts.models = network, models
         return forecasts
 
 
@@ -475,8 +495,9 @@ _ARGUMENTS = ("horizon", "freq", "levels", "season", "seed")
 _FITTED = ("fitted_freq", "encoding", "_candidates", "is_better")  # besides the models
 
 
-def _levels(levels):
+def check_levels(levels: float | Sequence[float]) -> tuple[float, ...]:
+    """Returns percentages, whole ones as integers, as the names of columns have them."""
     found = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
     if not all(isinstance(p, numbers.Real) and 0 < p < 100 for p in found):
         raise ValueError(f"`levels` must be percentages, such as (80, 95). Received: {levels!r}")
-    return tuple(int(p) if p == int(p) else float(p) for p in found)  # as columns have them
+    return tuple(int(p) if p == int(p) else float(p) for p in found)

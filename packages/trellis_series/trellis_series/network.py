@@ -164,7 +164,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def weigh(network: Forecaster, fittings: Sequence[Fitting]) -> tuple[float, float]:
-    """Returns the weight of a network, and the share by which it lowers the error.
+    """Returns the weight of a network, and the share by which it lowers the error at least.
 
     The first is a multiple of 1/4, and 0 unless the error at origins after the network's data
     falls by more than one standard error.
@@ -189,9 +189,9 @@ def weigh(network: Forecaster, fittings: Sequence[Fitting]) -> tuple[float, floa
         return 0.0, 0.0
     found, error = np.concatenate(gains, axis=1), np.nanmean(np.concatenate(sizes))
     best = int(np.nanmean(found, axis=1).argmax())
-    gain, noise = np.nanmean(found[best]), np.nanstd(found[best])
-    is_clear = gain > noise / np.sqrt(min(independent, found.shape[1]))
-    return (float(_SHARES[best]), float(gain / error)) if is_clear else (0.0, 0.0)
+    noise = np.nanstd(found[best]) / np.sqrt(min(independent, found.shape[1]))
+    gain = np.nanmean(found[best]) - noise  # less the luck of the best of several weights
+    return (float(_SHARES[best]), float(gain / error)) if gain > 0 else (0.0, 0.0)
 
 
 def _dilations(window):
