@@ -135,7 +135,7 @@ def fixed_source(
     _, source = print_fixed(fixed, prefix, stream)
     native, differences, largest = FixedStream(source), [], 0.0
     for row, expected in zip(data, keras_outputs(stream, data), strict=True):
-        _check_finite(stream, expected, "`representative_data`")
+        check_finite(stream, expected, "`representative_data`")
         native.reset()
         found = np.stack([native.step(x) for x in row])
         if not np.array_equal(np.isnan(found), np.isnan(expected)):
@@ -166,14 +166,17 @@ def fixed_source(
     return dataclasses.replace(source, comment=comment_of(notes))
 
 
-def _check_finite(stream, outputs, inputs):
+def check_finite(stream: ExportedStream, outputs: np.ndarray, inputs: str) -> None:
     """Raises ValueError for outputs that are infinite, or NaN at steps that have outputs."""
-    delay, rate = _delay_and_rate(stream)
-    has_gaps = delay > 0 or rate > 1
-    if np.any(np.isinf(outputs)) or (not has_gaps and np.any(np.isnan(outputs))):
+    outputs, found = outputs[: stream.longest], False
+    for delay, rate in zip(*map(keras.tree.flatten, (stream.delay, stream.rate)), strict=True):
+        step, pause = np.arange(len(outputs)) - delay, max(int(rate), 1)
+        is_due = (step >= 0) & (step % pause == 0)
+        found |= np.all(np.isnan(outputs) != is_due[:, None], axis=0)  # the columns of the output
+    if np.any(np.isinf(outputs)) or not np.all(found):
         raise ValueError(
-            f"The C code of {stream.model.name} cannot be verified: Keras' outputs for {inputs} "
-            "are not finite."
+            f"{stream.model.name} cannot be verified: Keras' outputs for {inputs} "
+            "are not finite. Use data that it takes, as in to_stream(model, example=x)."
         )
 
 
@@ -276,7 +279,7 @@ def proven_source(
     steps = max(_STEPS, math.ceil(delay + 20 * rate))
     x = stream.random_inputs(min(steps, stream.longest or steps))
     expected = keras_steps(stream, x)
-    _check_finite(stream, expected, f"{len(x)} random steps")
+    check_finite(stream, expected, f"{len(x)} random steps")
     if find_compiler() is None:
         proof = f"Not yet compared with Keras: run {prefix}_test.c."
     else:

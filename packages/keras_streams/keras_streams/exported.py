@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph_stream import GraphStream, to_stream
+from keras_streams.proof import inputs_of
 from keras_streams.protocol import all_layers, check_built
 
 
@@ -130,10 +131,16 @@ def _of_graph(stream):
         return stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))[0]
 
     def example(rng, steps):
+        if stream.example is not None:
+            xs = [ops.convert_to_numpy(x)[0] for x in inputs_of(stream, stream.example, steps)]
+            if takes_token:
+                return xs[0].astype("int32")
+            return np.concatenate([x.reshape(steps, -1) for x in xs], axis=-1)
         x = rng.normal(size=(steps, inputs)).astype(stream.compute_dtype)
         sizes = np.diff(ends, prepend=0)
         return np.where(np.repeat([signal.is_static for signal in signals], sizes), x[:1], x)
 
+    is_static = any(signal.is_static for signal in signals)
     symbols = [keras.KerasTensor((1, *signal.shape), signal.dtype) for signal in signals]
     return ExportedStream(
         stream.model,
@@ -147,5 +154,5 @@ def _of_graph(stream):
         receptive_field=stream.receptive_field,
         longest=stream.plan.longest,
         symbols=keras.tree.pack_sequence_as(stream.inputs, symbols),
-        example=example if any(signal.is_static for signal in signals) else None,
+        example=example if is_static or stream.example is not None else None,
     )

@@ -1,15 +1,17 @@
 """Exports one step of a stream as C, WebAssembly, LiteRT or ONNX."""
 
+import math
 import os
 import pathlib
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_streams.c import FIXED_TOLERANCE, write_c
+from keras_streams.c import FIXED_TOLERANCE, check_finite, write_c
 from keras_streams.endpoints import Endpoint, graph_endpoints, write_archive
 from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
@@ -21,6 +23,8 @@ if keras.backend.backend() == "tensorflow":  # `export` rejects the other backen
 
 SUFFIXES = {"c": ".c", "wasm": ".wasm", "litert": ".tflite", "onnx": ".onnx"}
 _OPSET = 18  # of ONNX, from 2022, for compatibility with older runtimes
+_STEPS = 20  # of random inputs, after those without outputs
+_TOLERANCE = 1e-4  # largest difference of LiteRT and ONNX from Keras, as of `prove`
 
 
 def export(
@@ -40,7 +44,7 @@ def export(
     C compiler, 200 random steps are compared with Keras before anything is written; otherwise
     `model_test.c` compares them on another machine. WebAssembly is the same code, compiled by
     ziglang, with an ES module `model.mjs`. LiteRT and ONNX take and return the cache beside the
-    inputs and outputs.
+    inputs and outputs, and are compared with Keras over 20 random steps.
 
     Args:
         model: Built Keras model that `to_stream` supports, its stream, or a layer that streams.
@@ -54,7 +58,8 @@ def export(
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
             for tokens, used to choose the ranges of integers in C. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference of integers in C from Keras
-            on `representative_data`, in units of the largest output. Defaults to 0.05.
+            on `representative_data`, and of LiteRT's on random steps, in units of the largest
+            output. Defaults to 0.05.
         weights: `"code"`, or for C `"file"`, to write the weights to `model.bin`, whose content the
             program passes to `model_reset`: for millions of weights. Defaults to `"code"`.
         overwrite: Boolean, whether to replace existing files. Defaults to `False`.
@@ -66,8 +71,8 @@ def export(
         ValueError: `path` exists or has the wrong type, an option does not apply, or the model
             cannot be exported.
         ImportError: WebAssembly needs ziglang, integers a C compiler, LiteRT and ONNX TensorFlow,
-            and ONNX tf2onnx.
-        RuntimeError: The C code differs from Keras.
+            and ONNX tf2onnx and onnxruntime.
+        RuntimeError: What would be written differs from Keras.
     """
     integers = quantization, representative_data, quantization_tolerance
     return write_step(model, path, format, integers, weights, overwrite)
@@ -114,11 +119,15 @@ def write_step(
             f"`quantization` must be one of {', '.join(map(repr, known))} with format={format!r}. "
             f"Received: quantization={quantization!r}"
         )
-    if data is not None or tolerance != FIXED_TOLERANCE or weights != "code":
+    if data is not None or weights != "code":
         raise ValueError(
-            "`representative_data`, `quantization_tolerance` and `weights` are only for "
-            f"format='c'. Received: quantization_tolerance={tolerance}, weights={weights!r} with "
-            f"format={format!r}"
+            "`representative_data` and `weights` are only for format='c'. Received: "
+            f"weights={weights!r} with format={format!r}"
+        )
+    if not tolerance > 0 or (quantization is None and tolerance != FIXED_TOLERANCE):
+        raise ValueError(
+            "`quantization_tolerance` must be positive, and needs `quantization`. Received: "
+            f"quantization_tolerance={tolerance} with format={format!r}"
         )
     if path.suffix != SUFFIXES[format]:
         raise ValueError(
@@ -127,10 +136,23 @@ def write_step(
     if format == "wasm":
         return write_wasm(model, path, series, overwrite)
     _check_converted(model, format)
-    step = step_of(model)
+    step, stream = step_of(model), exported_stream(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, overwrite=overwrite)
-    content = _to_litert(step, quantization) if format == "litert" else _to_onnx(step)
+    if format == "litert":
+        content = _to_litert(step, quantization)
+        differences = _differences(_litert_step(content), step, stream)
+    else:
+        content = _to_onnx(step)
+        differences = _differences(_onnx_step(content, step), step, stream)
+    largest = _TOLERANCE if quantization is None else tolerance
+    for name, difference in differences.items():
+        if not difference <= largest:
+            raise RuntimeError(
+                f"{format!r} differs from Keras in {name!r} by {difference:.1e} of its largest "
+                f"value over {_STEPS} random steps; the tolerance is {largest}. With "
+                "`quantization`, accept it with `quantization_tolerance`."
+            )
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return path
@@ -159,6 +181,49 @@ def _check_converted(model, format):
         )
 
 
+def _differences(function, endpoint, stream):
+    """Compares a converted step with Keras over random steps, from a cache of zeros.
+
+    Args:
+        function: The converted step, a function of arrays.
+        endpoint: The step in Keras.
+        stream: Its `ExportedStream`.
+
+    Returns:
+        Dict from the name of each output to the largest difference, relative to its largest value.
+    """
+    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
+    steps = _STEPS + max(delay, 0) + math.ceil(rate)
+    x = stream.random_inputs(min(steps, stream.longest or steps))
+    caches = [name for name in endpoint.inputs if name in endpoint.outputs]
+    fields = {name: field for name, field in endpoint.inputs.items() if name not in caches}
+    ends = np.cumsum([math.prod(field.shape[1:]) for field in fields.values()])
+    parts = zip(fields.items(), np.split(x.reshape(len(x), -1), ends[:-1], axis=1), strict=True)
+    inputs = {
+        name: part.reshape(len(x), 1, *field.shape[1:]).astype(field.dtype)
+        for (name, field), part in parts
+    }
+    runs = []
+    for step in (tf.function(endpoint.checked, autograph=False), function):
+        cache, answers = {name: endpoint.inputs[name].filled() for name in caches}, []
+        for t in range(len(x)):
+            answer = step(**{name: part[t] for name, part in inputs.items()}, **cache)
+            answers.append({name: np.asarray(answer[name]) for name in endpoint.outputs})
+            cache = {name: answers[-1][name] for name in caches}
+        runs.append(answers)
+    ys = [[answer[name] for answer in runs[0]] for name in endpoint.outputs if name not in caches]
+    ys = [np.reshape(y, (len(x), -1)) for y in ys]
+    check_finite(stream, np.concatenate(ys, axis=-1), f"{len(x)} random steps")
+    found = {}
+    for name in endpoint.outputs:
+        wanted, y = (np.stack([a[name] for a in answers]).astype("float64") for answers in runs)
+        scale = np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted)) or 1.0
+        is_equal = (y == wanted) | (np.isnan(y) & np.isnan(wanted))
+        with np.errstate(invalid="ignore"):
+            found[name] = np.max(np.where(is_equal, 0.0, np.abs(y - wanted)), initial=0) / scale
+    return found
+
+
 # TensorFlow's converters. `Model.export` would write `call`, and for LiteRT allow operations that
 # need TensorFlow at runtime.
 
@@ -178,10 +243,18 @@ def _to_litert(endpoint, quantization):
         return converter.convert()
 
 
+def _litert_step(content):
+    """Returns the step of a LiteRT file as a function of arrays."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*tf.lite.Interpreter is deprecated")
+        return tf.lite.Interpreter(model_content=content).get_signature_runner("step")
+
+
 def _to_onnx(endpoint):
     """Returns an endpoint as the content of an ONNX file."""
     try:
         import onnx
+        import onnxruntime  # noqa: F401
         import tf2onnx
     except ImportError as error:
         raise ImportError(
@@ -191,11 +264,24 @@ def _to_onnx(endpoint):
 
     def step(*tensors):
         outputs = endpoint.checked(**dict(zip(specs, tensors, strict=True)))
-        # In ONNX, an input and an output cannot have the same name.
-        return {f"next_{name}" if name in specs else name: outputs[name] for name in outputs}
+        return {_onnx_name(endpoint, name): y for name, y in outputs.items()}
 
     signature = list(specs.values())
     function = tf.function(step, input_signature=signature, autograph=False)
     model, _ = tf2onnx.convert.from_function(function, signature, opset=_OPSET)
     onnx.checker.check_model(model, full_check=True)  # tf2onnx skips operations unknown to it
     return model.SerializeToString()
+
+
+def _onnx_name(endpoint, name):
+    """Returns the name of an output: in ONNX, an input and an output cannot have the same name."""
+    return f"next_{name}" if name in endpoint.inputs else name
+
+
+def _onnx_step(content, endpoint):
+    """Returns the step of an ONNX file as a function of arrays."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    names = {_onnx_name(endpoint, name): name for name in endpoint.outputs}
+    return lambda **inputs: dict(zip(names.values(), session.run([*names], inputs), strict=True))

@@ -161,6 +161,7 @@ def _count(name, value):
 def _proven(model, options, traced, example):
     while True:
         stream = GraphStream(model, options, traced)
+        stream.example = example
         try:
             stream.proof = prove(stream, example)
             return stream
@@ -176,6 +177,7 @@ class GraphStream(StreamingMixin):
 
     built = True
     proof: Proof | None = None
+    example: Any = None
 
     def __init__(self, model: keras.Layer, options: Options, traced: bool):
         self.model, self.name, self.options = model, model.name, options

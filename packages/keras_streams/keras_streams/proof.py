@@ -18,6 +18,7 @@ from keras_streams.parts import (
 )
 from keras_streams.protocol import check_shape, flatten_inputs, without_carried_states
 from keras_streams.trace import told
+from keras_streams.types import Tensor
 from keras_streams.xla import compile_xla
 
 # Largest difference of a stream from its model, relative to the largest value.
@@ -69,7 +70,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
     """
     steps, length = _lengths(stream)
     known: dict[int, float] = {}
-    examples = [] if example is None else [_inputs_of(stream, example, length)]
+    examples = [] if example is None else [inputs_of(stream, example, length)]
     for xs in (*examples, *_random_inputs(stream, length)):
         known = _compare(stream, xs, steps) | known
         missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.call.outputs}]
@@ -143,8 +144,8 @@ def _random_inputs(stream, length):
         yield inputs
 
 
-def _inputs_of(stream, example, length):
-    """Returns the user's sequences, cut or repeated to a length."""
+def inputs_of(stream: Any, example: Any, length: int) -> list[Tensor]:
+    """Returns the user's sequences, cut or repeated to a length, with time on axis 1."""
     xs, tensors = flatten_inputs(example, stream.inputs), keras.tree.flatten(stream.inputs)
     inputs = []
     for x, tensor, signal in zip(xs, tensors, stream.plan.inputs, strict=True):
@@ -154,7 +155,7 @@ def _inputs_of(stream, example, length):
         check_shape("example", x, [None, *shape[1:]])
         if not x.size:
             raise ValueError(f"`example` must not be empty. Received: shape {x.shape}")
-        x = x[:, None] if signal.is_static else np.moveaxis(x, axis, 1)
+        x = x[:, None] if axis is None else np.moveaxis(x, axis, 1)
         x = np.take(x, np.arange(length) % x.shape[1], axis=1)
         rows = np.arange(tensor.shape[0] or len(x)) % len(x)
         inputs.append(ops.cast(x[rows], tensor.dtype))

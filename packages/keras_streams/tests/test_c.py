@@ -8,7 +8,7 @@ import pytest
 from keras import layers, ops
 from random_graphs import noise
 
-from keras_streams import StreamingMixin, c
+from keras_streams import StreamingMixin, c, to_stream
 from keras_streams.compiled import NativeStream, find_compiler, write_source
 from keras_streams.exported import exported_stream
 
@@ -73,6 +73,15 @@ class Toggle(StreamingMixin, layers.Layer):
 def test_states_are_read_before_they_are_replaced(function):
     x = keras.Input((None, 2))
     check(keras.Model(x, function(x)))
+
+
+def test_a_stream_is_exported_with_its_example():
+    x = keras.Input((None, 2))
+    y = layers.Conv1D(3, 3, padding="same", kernel_initializer="ones")(x)
+    model = keras.Model(x, ops.log(y))
+    with pytest.raises(ValueError, match="not finite.*example=x"):  # though it has a delay
+        c.proven_source(model, "net")
+    c.proven_source(to_stream(model, example=np.abs(noise(1, 50, 2))), "net")
 
 
 def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):

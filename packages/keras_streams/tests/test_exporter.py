@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from keras_streams import export, to_stream
+from keras_streams import export, exporter, to_stream
 
 pytestmark = pytest.mark.both_backends
 
@@ -33,6 +33,24 @@ def test_litert_steps_as_keras(tmp_path):
         cache = {name: answer[name] for name in cache}
         found.append(answer["outputs"])
     np.testing.assert_allclose(np.stack(found, 1), net(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@pytest.mark.parametrize("format, suffix", [("litert", "tflite"), ("onnx", "onnx")])
+def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, monkeypatch):
+    if format == "onnx":
+        pytest.importorskip("tf2onnx")
+    net, convert = model(), getattr(exporter, f"_to_{format}")
+
+    def then_changed(*arguments):
+        content = convert(*arguments)
+        net.set_weights([1.1 * weight for weight in net.get_weights()])
+        return content
+
+    monkeypatch.setattr(exporter, f"_to_{format}", then_changed)
+    with pytest.raises(RuntimeError, match="differs from Keras in 'outputs'"):
+        export(net, tmp_path / f"net.{suffix}", format=format)
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_of_other_formats_are_errors(tmp_path):
