@@ -50,7 +50,7 @@ setup(
     install_requires=[
         KERAS_STREAMS,
         "tensorflow>=2.18",
-        "keras>=3.14.1",  # refuses links to other files in every HDF5 file
+        "keras>=3.15",  # attention with a sliding window
         "tensorflow-datasets>=4.9.7",
         "importlib-resources",  # tensorflow-datasets needs it and does not say so
         "keras-nlp>=0.18",
