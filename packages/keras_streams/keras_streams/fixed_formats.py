@@ -108,8 +108,13 @@ def simulate(program: Program, groups: list[Group], x: np.ndarray, observe: Any)
             observe(b, memory[b.base : b.base + b.size])
             start += b.size
         for op in (op for group in groups for op in group):
-            if all(memory[address, 0] for address in op.guard):
+            due = np.all(memory[sorted(op.guard)] != 0, axis=0)  # which rows
+            if due.all():
                 _run(op, memory, observe)
+            elif due.any():
+                some = memory[:, due]
+                _run(op, some, observe)
+                memory[:, due] = some
 
 
 def _run(op, memory, observe):

@@ -75,6 +75,29 @@ def test_states_are_read_before_they_are_replaced(function):
     check(keras.Model(x, function(x)))
 
 
+class LastPositive(StreamingMixin, layers.Layer):
+    """The last step whose first channel was positive."""
+
+    def call(self, x):
+        steps = ops.arange(ops.shape(x)[1])
+        is_seen = (x[:, None, :, 0] > 0) & (steps <= steps[:, None])
+        last = ops.max(ops.where(is_seen, steps, -1), axis=-1, keepdims=True)
+        return ops.matmul(ops.cast(ops.equal(steps, last), x.dtype), x)
+
+    def initial_cache(self, batch_size):
+        return ops.zeros((batch_size, 2))
+
+    def step(self, x, cache):
+        y = ops.where(x[:, :1] > 0, x, cache)
+        return y, y
+
+
+def test_each_row_of_representative_data_has_its_own_conditions():
+    x = keras.Input((None, 2))
+    rows = np.abs(noise(2, 40, 2)) * np.array([[[-1.0]], [[1.0]]])
+    check(keras.Model(x, LastPositive()(x)), rows)
+
+
 def test_a_stream_is_exported_with_its_example():
     x = keras.Input((None, 2))
     y = layers.Conv1D(3, 3, padding="same", kernel_initializer="ones")(x)
