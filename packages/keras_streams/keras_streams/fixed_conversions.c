@@ -14,7 +14,7 @@ void @PREFIX@_quantize(const float *x, int16_t *q)
 @MAPS@
     for (int k = 0; k < @UPPER@_INPUTS; k++) {
         float scaled = rintf(ldexpf(y[k], bits[k]));
-        q[k] = (int16_t)(scaled < -32767 ? -32767 : scaled > 32767 ? 32767 : scaled);
+        q[k] = (int16_t)(scaled > -32767 ? scaled < 32767 ? scaled : 32767 : -32767); /* or NaN */
     }
 }
 #endif

@@ -37,6 +37,12 @@ static inline int64_t raised(int64_t x, int shift)
     return (x < -most ? -most : x > most ? most : x) * ((int64_t)1 << shift);
 }
 
+/* x / 2^shift, rounded, or the largest number with 62 bits. */
+static inline int64_t aligned(int64_t x, int shift)
+{
+    return shift > 0 ? align(x, shift) : shift < 0 ? raised(x, -shift) : x;
+}
+
 /* x / 2^shift, rounded, for numbers of 16 bits and products of two. */
 static inline int32_t shifted(int32_t x, int shift)
 {
@@ -126,7 +132,7 @@ static void product_int16(
         int64_t sum = 0;
         for (int i = 0; i < rows; i++)
             sum += (int64_t)x[i] * w[i];
-        y[k] = clip32(start[k] + align(sum, shift[k]));
+        y[k] = clip32(start[k] + aligned(sum, shift[k]));
     }
 }
 
@@ -139,7 +145,7 @@ static void sum_products(
         int64_t sum = 0;
         for (int k = 0; k < terms; k++)
             sum += a[k * a_term + i * a_step] * b[k * b_term + i * b_step];
-        y[i] = clip16_long(align(sum, shift));
+        y[i] = clip16_long(aligned(sum, shift));
     }
 }
 
@@ -152,7 +158,7 @@ static void reduce_NAME_OUT(
             const int64_t next = x[k * term + i * step];
             found = FOLD;
         }
-        y[i] = CLIP(align(found, shift));
+        y[i] = CLIP(aligned(found, shift));
     }
 }
 
@@ -192,6 +198,7 @@ static void functions_N(int16_t *restrict y, const int16_t *x, const int16_t *ta
 static inline int32_t function_by_powers(const int16_t *table, int32_t x)
 {
     int32_t size = x < 0 ? -x : x, sign = x < 0 ? -1 : 1, shift = 0;
+    size = size > 32767 ? 32767 : size;
     while (size >> shift >= 64)
         shift++;
     const int16_t *at = table + 352 + sign * (32 * shift + (size >> shift));

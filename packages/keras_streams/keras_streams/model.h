@@ -1,7 +1,12 @@
 #ifndef @UPPER@_H
 #define @UPPER@_H
 
+#include <limits.h>
 #include <stdint.h>
+
+#if INT_MAX < 2147483647 || (-1 >> 1) != -1
+#error "int must have 32 bits, and >> must keep the sign."
+#endif
 
 #ifdef __cplusplus
 extern "C" {

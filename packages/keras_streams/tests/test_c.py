@@ -9,7 +9,7 @@ from keras import layers, ops
 from random_graphs import noise
 
 from keras_streams import StreamingMixin, c, to_stream
-from keras_streams.compiled import NativeStream, find_compiler, write_source
+from keras_streams.compiled import FixedStream, NativeStream, find_compiler, write_source
 from keras_streams.exported import exported_stream
 
 pytestmark = [
@@ -96,6 +96,12 @@ def test_each_row_of_representative_data_has_its_own_conditions():
     x = keras.Input((None, 2))
     rows = np.abs(noise(2, 40, 2)) * np.array([[[-1.0]], [[1.0]]])
     check(keras.Model(x, LastPositive()(x)), rows)
+
+
+def test_missing_inputs_of_integers_saturate():
+    model = keras.Sequential([keras.Input((None, 1)), layers.Dense(1)])
+    stream = FixedStream(c.fixed_source(model, "net", "int8", noise(40, 1)))
+    np.testing.assert_array_equal(stream.step([np.nan]), stream.step([-1e9]))
 
 
 def test_a_stream_is_exported_with_its_example():
