@@ -437,7 +437,8 @@ class Printer:
         """Returns the lines for one element of a group, and {name: (type, pointer)} of results."""
         mine, outputs, lines = {op.buffer: f"v{i}" for i, op in enumerate(group)}, {}, []
         for op in group:
-            whole = reads_integers(self.program, op)
+            is_real = TYPES[op.buffer.dtype] in ("float", "double")  # Keras converts its operands
+            whole = not is_real and reads_integers(self.program, op)
             operands = [self.operand(cells, mine, parameters, whole) for cells in op.args]
             kind = "int32_t" if op.buffer.dtype == "int16" else TYPES[op.buffer.dtype]
             text = self.expression(op, operands, kind)
@@ -452,7 +453,10 @@ class Printer:
         is_real = kind in ("float", "double")
         if op.name in HELPERS:
             return f"{self.use(op.name)}({', '.join(operands)})"
-        if op.name in _INTEGERS and (not is_real or op.name == "Cast"):
+        dtype = self.program.owner(int(op.args[0].flat[0])).dtype
+        if op.name == "Cast" and kind == "int64_t" and dtype == self.program.real:
+            text = "whole({0})"
+        elif op.name in _INTEGERS and (not is_real or op.name == "Cast"):
             text = _INTEGERS[op.name].replace("KIND", kind)
         elif op.name in ("Maximum", "Minimum") and is_real:
             text = f"{_FOLDS[op.name[:3].lower()][0]}({{0}}, {{1}})"
@@ -468,7 +472,7 @@ class Printer:
             return self.at(cells)
         value = passes.uniform(self.program, cells)
         if value is not None:
-            is_whole = whole and value == np.rint(value)
+            is_whole = whole and abs(value) < 2**53 and value == np.rint(value)
             text = str(int(value)) if is_whole else literals(np.array([value]), self.real)[0]
             return f"({text})" if text.startswith("-") else text
         (p,) = pieces(self.program, cells)

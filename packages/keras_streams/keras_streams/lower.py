@@ -23,6 +23,7 @@ _MOVES = set(
     "Slice Split Squeeze Stack Swapaxes Tile Transpose Unstack Vstack".split()
 )
 _SAME = {"Copy", "ConvertToTensor", "Identity", "StopGradient"}
+_WRAPPING = {"int8", "int16", "uint8", "uint16", "uint32", "uint64"}  # in C they have 64 bits
 REDUCTIONS = {  # class of the operation: name
     "Sum": "sum",
     "Max": "max",
@@ -84,6 +85,7 @@ MAPS = {
     "Ceil": Map("ceilf({0})", np.ceil),
     "Round": Map("rintf({0})", np.round),
     "Mod": Map("modulo({0}, {1})", np.mod),
+    "IntegerDivide": Map("({0} - remainder_of({0}, {1})) / {1}", np.floor_divide),
     "Greater": Map("{0} > {1}", np.greater),
     "GreaterEqual": Map("{0} >= {1}", np.greater_equal),
     "Less": Map("{0} < {1}", np.less),
@@ -190,18 +192,26 @@ class _Lowering:
             return self.folded(operation, args, kwargs)
         if name in _SAME:
             return args[0]
-        if name == "Cast":
-            return Cells(self.cast(args[0].at, node.arguments.args[0].dtype, dtype))
         if name in _MOVES or (name == "Take" and not isinstance(args[1], Cells)):
             return self.moved(node, args, kwargs)
         if name == "Take":
             return self.rows(operation, *args)
+        if dtype in _WRAPPING and any(x.dtype != "bool" for x in node.input_tensors):
+            raise NotImplementedError(f"Integers of {dtype} wrap in Keras: use int32.")
+        if name == "Cast":
+            return Cells(self.cast(args[0].at, node.arguments.args[0].dtype, dtype))
         if name in REDUCTIONS:
             return self.reduced(operation, REDUCTIONS[name], args[0].at, dtype)
         if name in _PRODUCTS:
             subscripts = _PRODUCTS[name](operation, *(len(_shape(v)) for v in args[:2]))
             return Cells(self.contracted(subscripts, args[0], args[1], dtype))
         name = _ALIASES.get(name, name)
+        if name == "Round" and operation.decimals:
+            raise NotImplementedError("It rounds to whole numbers only: use decimals=0.")
+        if name in ("Power", "Round") and "int" in dtype:
+            raise NotImplementedError("It takes floats only: cast its operands.")
+        if name == "FloorDivide" and "int" in dtype:
+            name = "IntegerDivide"
         if name in MAPS:
             return Cells(self.mapped(name, [*args, *kwargs.values()], dtype))
         if name in COMPOSITES:
@@ -241,6 +251,11 @@ class _Lowering:
     def moved(self, node: Any, args: list, kwargs: dict) -> Any:
         """Moves addresses by the operation itself."""
         dtype, old = node.outputs[0].dtype, node.arguments
+        is_pad = type(node.operation).__name__ == "Pad"
+        if not is_pad and any(
+            isinstance(x, Cells) for x in keras.tree.flatten((list(args[1:]), kwargs))
+        ):
+            raise NotImplementedError("Its indices must be constant.")
 
         def at(value, symbol):
             if isinstance(value, Cells):
@@ -249,7 +264,7 @@ class _Lowering:
             return self.cells(value) if is_tensor else value
 
         given = keras.tree.map_structure(at, (args, kwargs), (list(old.args), dict(old.kwargs)))
-        if type(node.operation).__name__ == "Pad":
+        if is_pad:
             given = _padded_args(self, node, given[0][0])
         result = node.operation.call(*given[0], **given[1])
         return keras.tree.map_structure(lambda y: Cells(_numbers(y)), result)

@@ -167,6 +167,13 @@ static inline REAL modulo(REAL a, REAL b)
     return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
+/* x without its fraction, at most 9e18; 0 for NaN. */
+static inline int64_t whole(REAL x)
+{
+    const REAL bounded = x < 9e18f ? x > -9e18f ? x : -9e18f : 9e18f;
+    return x != x ? 0 : (int64_t)bounded;
+}
+
 /* The remainder with the sign of b. */
 static inline int64_t remainder_of(int64_t a, int64_t b)
 {

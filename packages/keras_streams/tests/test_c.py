@@ -11,6 +11,8 @@ from random_graphs import noise
 from keras_streams import StreamingMixin, c, to_stream
 from keras_streams.compiled import FixedStream, NativeStream, find_compiler, write_source
 from keras_streams.exported import exported_stream
+from keras_streams.lower import lower
+from keras_streams.trace import Trace, recorded
 
 pytestmark = [
     pytest.mark.both_backends,
@@ -96,6 +98,74 @@ def test_each_row_of_representative_data_has_its_own_conditions():
     x = keras.Input((None, 2))
     rows = np.abs(noise(2, 40, 2)) * np.array([[[-1.0]], [[1.0]]])
     check(keras.Model(x, LastPositive()(x)), rows)
+
+
+class Counted(StreamingMixin, layers.Layer):
+    """A function of the input and of the number of the step, an int32."""
+
+    def __init__(self, function, start=0):
+        super().__init__()
+        self.function, self.start = function, start
+
+    def call(self, x):
+        rows, steps, _ = ops.shape(x)
+        count = self.start + ops.arange(steps, dtype="int32")[:, None]
+        return self.function(x, ops.broadcast_to(count, (rows, steps, 1)))
+
+    def initial_cache(self, batch_size):
+        return ops.full((batch_size, 1), self.start, "int32")
+
+    def step(self, x, cache):
+        return self.function(x, cache), cache + 1
+
+
+def counted(function, start=0):
+    return keras.Sequential([keras.Input((None, 1)), Counted(function, start)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: x + ops.cast(ops.cast(n, "int8"), x.dtype),
+        lambda x, n: x + ops.cast(ops.cast(ops.absolute(x), "uint8") + 1, x.dtype),
+        lambda x, n: ops.round(x, 2),
+        lambda x, n: x + ops.cast(n**2, x.dtype),
+    ],
+    ids=["int8", "uint8", "decimals", "power"],
+)
+def test_operations_that_c_would_change_are_refused(function):
+    with pytest.raises(ValueError, match="has no C code"):
+        c.proven_source(counted(function), "net")
+
+
+def test_slices_from_a_variable_index_are_refused():
+    class From(layers.Layer):
+        def call(self, x):
+            start = ops.cast(x[0, 0, 0] > 0, "int32")
+            return ops.slice(x, ops.stack([0 * start, 0 * start, start]), (1, 1, 2))
+
+    x = keras.KerasTensor((1, 1, 3))
+    with recorded() as nodes:
+        y = From().call(x)
+    with pytest.raises(ValueError, match="Slice has no C code"):
+        lower(Trace([x], [], [y], [], [], nodes))
+
+
+def test_counts_beyond_the_integers_of_floats():
+    def function(x, n):
+        return x + ops.cast((n // 3) % 7 + (-n // 5) % 3, x.dtype)
+
+    c.proven_source(counted(function, 2**24), "net")
+
+
+@pytest.mark.parametrize("masked", [-np.inf, -1e30, 1e12])
+def test_numbers_that_are_no_integers_beside_integers(masked):
+    def function(x, n):
+        return ops.clip(x + ops.where(n % 3 > 0, 0.0, masked) * 2, -9.0, 9.0)
+
+    c.proven_source(counted(function), "net")
+    if masked == -np.inf:
+        c.fixed_source(counted(function), "net", "int8", noise(40, 1))
 
 
 def test_missing_inputs_of_integers_saturate():
