@@ -343,6 +343,12 @@ class GraphStream(StreamingMixin):
         if steps:
             return samples
         pairs = list(zip(samples, signals, strict=True))
+        counts = {x.shape[1] for x, s in pairs if not s.is_static} - {None}
+        if len(counts) > 1:
+            raise ValueError(
+                "All inputs of a segment must have the same number of steps. Received: "
+                f"x of shapes {[tuple(x.shape) for x in samples]}"
+            )
         steps = next(ops.shape(x)[1] for x, s in pairs if not s.is_static)
         return [ops.repeat(x, steps, axis=1) if s.is_static else x for x, s in pairs]
 

@@ -56,6 +56,14 @@ def test_a_square_has_its_time_axis_where_the_operations_put_it():
     check_equal(keras.Model(x, y), [noise(2, 6, 6)])
 
 
+def test_inputs_of_different_lengths():
+    xs = [keras.Input((None, 2)), keras.Input((None, 2))]
+    y = layers.Add()([layers.GRU(2, return_sequences=True)(x) for x in xs])
+    stream = to_stream(keras.Model(xs, y))
+    with pytest.raises(ValueError, match="same number of steps"):
+        stream.prefill([noise(1, 10, 2), noise(1, 8, 2)])
+
+
 def test_inputs_without_time():
     x, static = keras.Input((None, 3), name="x"), keras.Input((4,), name="static")
     context = layers.Dense(3, activation="tanh")(static)
