@@ -105,7 +105,7 @@ def publish(
             recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
             loaded = recipe.load_data()
             if is_zoo_run(source):
-                model = recipe.build("pretrained", loaded.vocabulary)
+                model = recipe.build(weights="pretrained", vocabulary=loaded.vocabulary)
             else:
                 model = runs.load_best(source)
             results["test_time"] = {

@@ -176,6 +176,8 @@ class Recipe:
         Raises:
             ValueError: An unknown option, an invalid value, or inconsistent options.
         """
+        if not options:
+            return self
         entry = self.entry
         options = {k: _checked(k, v, entry.types.get(k, Any)) for k, v in options.items()}
         data = options.get("data", self.data)
@@ -260,6 +262,7 @@ class Recipe:
 
     def build(
         self,
+        *,
         weights: str | os.PathLike | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> keras.Model:
