@@ -109,53 +109,55 @@ def _of_text(
     )
 
 
+_WITHOUT_SETTINGS = """No settings are published: these are the LSTM's, with the width for the
+    published size.
+
+    Arguments as in `lstm_{task}`.
+    """
+
+
 def _baselines(
-    task,
     words,
-    lstm_doc,
+    doc,
     *,
     fixed,
     lstm,
     gru,
     rnn,
     fast=(None, None, None),
-    fast_forget_bias=None,
+    fast_arguments=None,
     builder=_of_sequences,
     **entry,
 ):
     """Registers the LSTM, GRU and RNN of a benchmark, and returns their functions.
 
     Args:
-        task, words: The benchmark in the names of the models, and in their docstrings.
+        words: The benchmark in the first line of the docstrings.
+        doc: The rest of the LSTM's docstring.
         fixed: {argument: value} of the builder's arguments that the models do not take.
-        lstm: {argument: default} of the LSTM where it differs from the builder's.
+        lstm: (number of parameters, {argument: default} where it differs from the builder's).
         gru, rnn: (number of parameters, {argument: default} where it differs from the LSTM's).
         fast: `Training` of `setting="fast"` for each of the three cells, or None.
-        fast_forget_bias: `forget_bias` of the LSTM with `setting="fast"`. Defaults to the same.
+        fast_arguments: {argument: value} of the LSTM's `setting="fast"`. Defaults to the same.
     """
-    bias = {} if fast_forget_bias is None else {"forget_bias": fast_forget_bias}
-    made = with_defaults(builder, f"lstm_{task}", lstm_doc, {"cell": "lstm", **fixed}, **lstm)
-    functions = [register(**entry, fast=fast[0], fast_arguments=bias)(made)]
-    for cell, (size, widths), training in (("gru", gru, fast[1]), ("rnn", rnn, fast[2])):
-        doc = f"""{cell.upper()} on {words}, {size} parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-
-    Arguments as in `lstm_{task}`.
-    """
-        given = {"cell": cell, **fixed, "forget_bias": None}
-        defaults = {k: v for k, v in {**lstm, **widths}.items() if k != "forget_bias"}
-        made = with_defaults(builder, f"{cell}_{task}", doc, given, **defaults)
-        functions.append(register(**entry, fast=training)(made))
+    functions, task = [], entry["data"]
+    rows = zip(("lstm", "gru", "rnn"), (lstm, gru, rnn), fast, strict=True)
+    for cell, (size, own), training in rows:
+        given, defaults = {"cell": cell, **fixed}, {**lstm[1], **own}
+        tables, rest, of_fast = "Tables 1 and 3", doc, fast_arguments or {}
+        if cell != "lstm":
+            given["forget_bias"] = defaults.pop("forget_bias", None)  # they have no such gate
+            tables, rest, of_fast = "Table 1", _WITHOUT_SETTINGS.format(task=task), {}
+        title = f"{cell.upper()} on {words}, {size} parameters (Bai et al. 2018, {tables})."
+        text = f"{title}\n\n    {rest}"
+        made = with_defaults(builder, f"{cell}_{task}", text, given, **defaults)
+        functions.append(register(**entry, fast=training, fast_arguments=of_fast)(made))
     return functions
 
 
 lstm_adding, gru_adding, rnn_adding = _baselines(
-    "adding",
     "the adding problem, T=600",
-    """LSTM on the adding problem, T=600, 69K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 70K, which takes 131 units. Table 3 has two other networks, without published
+    """Published: 70K, which takes 131 units. Table 3 has two other networks, without published
     results: `layers=2, hidden_units=77` (72,458 parameters), clipped at 50, for T=200 with
     `forget_bias=5.0` and SGD with rate 1e-3, for T=400 with `forget_bias=10.0`.
 
@@ -172,7 +174,7 @@ lstm_adding, gru_adding, rnn_adding = _baselines(
         A compiled `SequenceRegressor`.
     """,
     fixed={**tcn.ADDING_NET, "steps": 600},
-    lstm={},
+    lstm=("69K", {}),
     gru=("70K", {"hidden_units": 151}),
     rnn=("70K", {"hidden_units": 263}),
     fast=(functools.partial(tcn.fast_synthetic, 10, 1_500, 14_130), tcn.fast_adding, None),
@@ -182,18 +184,15 @@ lstm_adding, gru_adding, rnn_adding = _baselines(
 
 
 lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
-    "copy_memory",
     "copy memory, T=1000",
-    """LSTM on copy memory, T=1000, 11K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 16K, which takes 61 units. Table 3 has two other networks, without published
+    """Published: 16K, which takes 61 units. Table 3 has two other networks, without published
     results: for T=500 the same network, clipped at 0.25, for T=2000 `layers=3, hidden_units=28`
     (16,418 parameters).
 
     Arguments as in `lstm_adding`; `"chrono"` is for 1,020 steps.
     """,
     fixed={**tcn.COPY_NET, "steps": 1_020},
-    lstm={"hidden_units": 50, "dropout": 0.05},
+    lstm=("11K", {"hidden_units": 50, "dropout": 0.05}),
     gru=("16K", {"hidden_units": 70}),
     rnn=("16K", {"hidden_units": 121}),
     fast=(tcn.fast_copy_memory, None, None),
@@ -213,41 +212,35 @@ def _fast_rnn_mnist():
 
 
 lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
-    "seq_mnist",
     "sequential MNIST",
-    """LSTM on sequential MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    The settings are Table 3's. The fast recipe has `forget_bias="chrono"`.
+    """The settings are Table 3's. The fast recipe has `forget_bias="chrono"`.
 
     Arguments as in `lstm_adding`.
     """,
     fixed={**tcn.DIGIT_NET, "steps": 28 * 28},
-    lstm={},
+    lstm=("70K", {}),
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
     fast=(lambda: _fast_mnist(2e-3), None, _fast_rnn_mnist),
-    fast_forget_bias="chrono",
+    fast_arguments={"forget_bias": "chrono"},
     **tcn.SEQ_MNIST,
     training=lambda: tcn.on_mnist(RMSprop(1e-3, clip_norm=1.0)),
 )
 
 
 lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
-    "permuted_mnist",
     "permuted MNIST",
-    """LSTM on permuted MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    The settings are Table 3's. The fast recipe has `forget_bias=1`, with which the network learns
-    sooner than with the table's 10.
+    """The settings are Table 3's. The fast recipe has `forget_bias=1`, with which the network
+    learns sooner than with the table's 10.
 
     Arguments as in `lstm_adding`.
     """,
     fixed={**tcn.DIGIT_NET, "steps": 28 * 28},
-    lstm={"forget_bias": 10.0},
+    lstm=("70K", {"forget_bias": 10.0}),
     gru=("70K", {"hidden_units": 150}),
     rnn=("70K", {"hidden_units": 259}),
     fast=(lambda: _fast_mnist(5e-3), lambda: _fast_mnist(2e-3), _fast_rnn_mnist),
-    fast_forget_bias=1.0,
+    fast_arguments={"forget_bias": 1.0},
     **tcn.PERMUTED_MNIST,
     training=lambda: tcn.on_mnist(RMSprop(1e-3, clip_norm=1.0)),
 )
@@ -259,17 +252,14 @@ _fast_recurrent_jsb = functools.partial(
 )
 
 lstm_jsb, gru_jsb, rnn_jsb = _baselines(
-    "jsb",
     "JSB Chorales",
-    """LSTM on JSB Chorales, 570K parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 300K, which takes 141 units: Tables 1 and 3 are inconsistent. The settings are
+    """Published: 300K, which takes 141 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """,
     fixed={**tcn.MUSIC_NET, "steps": None},
-    lstm={"layers": 2, "hidden_units": 200, "dropout": 0.2, "forget_bias": 10.0},
+    lstm=("570K", {"layers": 2, "hidden_units": 200, "dropout": 0.2, "forget_bias": 10.0}),
     gru=("300K", {"hidden_units": 163}),
     rnn=("300K", {"hidden_units": 288}),
     fast=(
@@ -289,17 +279,14 @@ _fast_recurrent_nottingham = functools.partial(  # 694 steps an epoch
 )
 
 lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
-    "nottingham",
     "Nottingham",
-    """LSTM on Nottingham, 1.22M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 1M, which takes 448 units. This is the smaller network of Table 3's two rows; the
+    """Published: 1M, which takes 448 units. This is the smaller network of Table 3's two rows; the
     other has 3 layers of 280 units (1,694,648 parameters), clipped at 0.5.
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """,
     fixed={**tcn.MUSIC_NET, "steps": None},
-    lstm={"hidden_units": 500, "dropout": 0.1},
+    lstm=("1.22M", {"hidden_units": 500, "dropout": 0.1}),
     gru=("1M", {"hidden_units": 521}),
     rnn=("1M", {"hidden_units": 915}),
     fast=(
@@ -313,11 +300,8 @@ lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
 
 
 lstm_ptb, gru_ptb, rnn_ptb = _baselines(
-    "ptb",
     "word-level Penn Treebank",
-    """LSTM on word-level Penn Treebank, 18.8M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 13M, which takes 556 units: Tables 1 and 3 are inconsistent. The settings are
+    """Published: 13M, which takes 556 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Args:
@@ -331,13 +315,16 @@ lstm_ptb, gru_ptb, rnn_ptb = _baselines(
         A compiled `LanguageModel`.
     """,
     fixed={"tie_embeddings": True},
-    lstm={
-        "layers": 3,
-        "hidden_units": 700,
-        "embedding_dim": 700,
-        "dropout": 0.4,
-        "vocabulary_size": 10_000,
-    },
+    lstm=(
+        "18.8M",
+        {
+            "layers": 3,
+            "hidden_units": 700,
+            "embedding_dim": 700,
+            "dropout": 0.4,
+            "vocabulary_size": 10_000,
+        },
+    ),
     gru=("13M", {"hidden_units": 616, "embedding_dim": 616}),
     rnn=("13M", {"hidden_units": 858, "embedding_dim": 858}),
     builder=_of_text,
@@ -347,17 +334,14 @@ lstm_ptb, gru_ptb, rnn_ptb = _baselines(
 
 
 lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
-    "char_ptb",
     "character-level Penn Treebank",
-    """LSTM on character-level Penn Treebank, 4.65M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 3M, which takes 478 units: Tables 1 and 3 are inconsistent. The settings are
+    """Published: 3M, which takes 478 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Arguments as in `lstm_ptb`.
     """,
     fixed={"tie_embeddings": False},
-    lstm={},
+    lstm=("4.65M", {}),
     gru=("3M", {"hidden_units": 554}),
     rnn=("3M", {"hidden_units": 971}),
     builder=_of_text,
@@ -368,16 +352,13 @@ lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
 
 lstm_text8, gru_text8, rnn_text8 = _baselines(
     "text8",
-    "text8",
-    """LSTM on text8, 4.72M parameters (Bai et al. 2018, Tables 1 and 3).
-
-    Published: 4.6M and 5M (1010 and 1056 units). The settings are Table 3's; its embedding is that
-    of character-level Penn Treebank.
+    """Published: 4.6M and 5M (1010 and 1056 units). The settings are Table 3's; its embedding is
+    that of character-level Penn Treebank.
 
     Arguments as in `lstm_ptb`.
     """,
     fixed={"tie_embeddings": False},
-    lstm={"layers": 1, "hidden_units": 1024, "dropout": 0.15, "vocabulary_size": 27},
+    lstm=("4.72M", {"layers": 1, "hidden_units": 1024, "dropout": 0.15, "vocabulary_size": 27}),
     gru=("4.6M", {"hidden_units": 1174}),
     rnn=("4.6M", {"hidden_units": 2071}),
     builder=_of_text,
