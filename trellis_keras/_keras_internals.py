@@ -6,8 +6,9 @@ Subclasses of Keras' classes also override or read private members of theirs, wh
 
 import keras
 
-# Missing: `keras.get_mask(tensor)`. Traced JAX arrays have no attribute `_keras_mask`.
-from keras.src.backend import get_keras_mask
+# Missing: a way to read a variable in its own dtype within the call of a mixed-precision layer, and
+# `keras.get_mask(tensor)`: traced JAX arrays have no attribute `_keras_mask`.
+from keras.src.backend import AutocastScope, get_keras_mask
 
 # Missing: `keras.layers.DropoutRNNCell`. `keras.layers.RNN` requests dropout masks from no others.
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
@@ -18,7 +19,13 @@ from keras.src.saving.saving_lib import save_model as save_to_file
 # Missing: a name for what decorates `keras.Model.compile`.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-__all__ = ["DropoutRNNCell", "get_keras_mask", "no_automatic_dependency_tracking", "save_to_file"]
+__all__ = [
+    "AutocastScope",
+    "DropoutRNNCell",
+    "get_keras_mask",
+    "no_automatic_dependency_tracking",
+    "save_to_file",
+]
 
 
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -125,6 +125,29 @@ def test_predictions_have_the_loss_that_is_trained_in_half_precision(name):
     np.testing.assert_allclose(nll, head.loss(hidden, targets), atol=2e-3)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_of_many_blocks_in_half_precision(tied, monkeypatch):
+    """Those of the output matrix add up in float32 within a model, too."""
+    tokens, half = np.full((2, 300), 7), {"dtype": "mixed_bfloat16"}
+
+    def update(steps):
+        monkeypatch.setattr("trellis_keras.layers.heads.LOGITS_AT_ONCE", 2 * 2 * V * steps)
+        head = MixtureOfSoftmaxes(V, 2, seed=1, **half)
+        backbone = keras.layers.Dense(CHANNELS, kernel_initializer="identity", **half)
+        model = LanguageModel(
+            V, CHANNELS, backbone, head=head, tie_embeddings=tied, seed=1, **half
+        )
+        model.compile(keras.optimizers.SGD(1.0))
+        model.build(tokens.shape)
+        matrix = model.embedding.embeddings if tied else head.kernel
+        before = ops.convert_to_numpy(matrix)
+        model.train_on_batch(tokens, tokens)
+        return ops.convert_to_numpy(matrix) - before
+
+    whole, blocks = update(300), update(1)
+    np.testing.assert_allclose(blocks, whole, atol=0.01 * np.abs(whole).max())
+
+
 @pytest.mark.both_backends(slow=True)
 @every_head
 def test_config_and_symbolic_outputs(name):

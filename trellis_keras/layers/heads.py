@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32, shapes_match
 from trellis_keras import kernels
+from trellis_keras._keras_internals import AutocastScope
 from trellis_keras.kernels import blockwise, clusters
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
@@ -172,10 +173,11 @@ class DenseHead(Head):
         return logits + ops.cast(self.bias, self._wide)
 
     def matrix(self) -> Tensor:
-        """Returns the output matrix (width, V) as a tensor, not as a variable."""
-        if self.embedding is None:
-            return ops.copy(self.kernel)
-        return ops.transpose(self._tied_matrix())
+        """Returns the output matrix (width, V) as a tensor of the variable's dtype."""
+        with AutocastScope(None):  # else the blocks' gradients would add up in half precision
+            if self.embedding is None:
+                return ops.copy(self.kernel)
+            return ops.transpose(self._tied_matrix())
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
