@@ -48,6 +48,18 @@ def predict(model, rows):
 
 
 @each
+def test_biases_are_not_rounded_to_half_precision(make):
+    """As within a model, where Keras leaves the variables of the layer uncast."""
+    layer = make("mixed_bfloat16", stateful=False)
+    layer.return_state = True
+    layer.build((None, None, CHANNELS))
+    randomize(layer)
+    x = ops.convert_to_tensor(inputs(2))
+    for found, state in zip(layer(x)[1:], layer.call(x)[1:], strict=True):
+        np.testing.assert_allclose(found, state, atol=1e-6)
+
+
+@each
 def test_batches_continue_each_other(make):
     """As with `initial_state`, in training and evaluation apart, and without a gradient between."""
     layer, plain = make(), make(stateful=False)

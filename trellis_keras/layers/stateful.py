@@ -13,6 +13,7 @@ from keras_streams.protocol import (
     check_stream,
     shapes_match,
 )
+from trellis_keras._keras_internals import AutocastScope
 from trellis_keras.layers.checks import check_has_steps
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import output_mask
@@ -60,6 +61,11 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
     def is_causal(self) -> bool:
         """Whether no output depends on later inputs."""
         return not self.go_backwards
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Keras casts the variables of an outermost layer even with `autocast=False`.
+        with AutocastScope(None):
+            return super().__call__(*args, **kwargs)
 
     def run_steps(
         self,
