@@ -189,14 +189,14 @@ class TruncatedRNN(TrellisLayer):
         self,
         inputs: Tensor,
         initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         output_length: int | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         self._check_segment(inputs.shape[1], initial_state)
         if inputs.shape[1] is None and (self.stateful or initial_state is not None):
             inputs = self._checked_when_run(inputs)
-        return super().call(inputs, initial_state, training, mask, output_length)
+        return super().call(inputs, initial_state, mask, training, output_length)
 
     def compute_output_spec(
         self, inputs: Tensor, initial_state: Any = None, *args: Any, **kwargs: Any

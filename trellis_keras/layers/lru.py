@@ -198,9 +198,9 @@ class LRU(StatefulLayer):
         inputs: Tensor (batch, time, channels).
         initial_state: List of `depth` tensors (batch, units), from the bottom up. Defaults to
             zeros, or to the carried states of a stateful layer.
-        training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps keep the state and repeat the last output (zeros
             before the first), as in Keras' RNN layers.
+        training: Whether dropout is active. Defaults to False.
 
     Returns:
         y (batch, time, units); without `return_sequences`, (batch, units). With `return_state`, a
@@ -322,8 +322,8 @@ class LRU(StatefulLayer):
         self,
         x: Tensor,
         states: Sequence[Tensor] | None,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         last_only: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         valid = None

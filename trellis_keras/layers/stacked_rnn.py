@@ -52,8 +52,8 @@ class StackedRNN(StatefulLayer):
         initial_state: Flat list of states, each (batch, size), from the bottom layer up, in each
             layer's order (LSTM: h, c). Defaults to the layers' initial states (zeros), or to the
             carried states of a stateful layer.
-        training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps leave the states unchanged.
+        training: Whether dropout is active. Defaults to False.
 
     Returns:
         y (batch, time, channels of the last layer); without `return_sequences`, (batch, channels).
@@ -121,8 +121,8 @@ class StackedRNN(StatefulLayer):
         self,
         x: Tensor,
         states: Sequence[Tensor] | None,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         last_only: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         x, remaining, last = ops.cast(x, self.compute_dtype), iter(states or []), []

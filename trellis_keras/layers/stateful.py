@@ -71,8 +71,8 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         self,
         x: Tensor,
         states: Sequence[Tensor] | None,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         last_only: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """Returns the outputs of all steps, or of at least the last one, and the last states.
@@ -80,7 +80,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         Args:
             x: Tensor (batch, time, channels).
             states: The states before the first step, or None for zeros.
-            training, mask: As in the call.
+            mask, training: As in the call.
             last_only: Whether only the output of the last step is needed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `run_steps`.")
@@ -89,8 +89,8 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         self,
         inputs: Tensor,
         initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:
         check_has_steps(self, inputs)
         training, mask = bool(training), resolve_mask(inputs, mask)
@@ -98,7 +98,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
             inputs, mask = flip_time(inputs, mask)
         states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
         last_only = not self.return_sequences and mask is None
-        y, states = self.run_steps(inputs, states, training, mask, last_only)
+        y, states = self.run_steps(inputs, states, mask, training, last_only)
         self.carry_states(states, training)
         y = y if self.return_sequences else last_step([y], None, mask)[0]
         return (y, *states) if self.return_state else y

@@ -100,9 +100,9 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
-        training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
             before the sequence. Padding may be on either side.
+        training: Whether dropout is active. Defaults to False.
 
     Returns:
         Tensor (batch, time, filters), zero at masked steps.
@@ -219,9 +219,9 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         """Whether no output depends on later inputs."""
         return self.padding == "causal"
 
-    def call(self, inputs: Tensor, training: bool = False, mask: Tensor | None = None) -> Tensor:
+    def call(self, inputs: Tensor, mask: Tensor | None = None, training: bool = False) -> Tensor:
         check_has_steps(self, inputs)
-        y, _ = self._output_and_branch(inputs, training, resolve_mask(inputs, mask))
+        y, _ = self._output_and_branch(inputs, resolve_mask(inputs, mask), training)
         return y
 
     def _equations(self, x, shortcut_x, convolution, masks=(None, None), training=False):
@@ -262,8 +262,8 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     def _output_and_branch(
         self,
         x: Tensor,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         positions: Sequence[np.ndarray | None] = (None,) * 3,
     ) -> tuple[Tensor, Tensor]:
         """Returns the output and the branch of a forward pass.
@@ -448,8 +448,8 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     Call arguments:
         inputs: Tensor (batch, time, channels). The past before the first step is zero, so the
             sequence may be shorter than the receptive field.
-        training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution.
+        training: Whether dropout is active. Defaults to False.
         output_length: Overrides the constructor argument for this call. (The mask that Keras
             passes on to the next layer follows the constructor argument.)
         initial_state: Must be None; accepted for `keras.layers.Bidirectional`. See `initial_cache`.
@@ -599,8 +599,8 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     def call(
         self,
         inputs: Tensor,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         output_length: int | None = None,
         initial_state: None = None,
     ) -> Tensor:
@@ -622,7 +622,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
             wanted = positions[2 * i : 2 * i + 3]
-            x, branch = block._output_and_branch(x, training, mask, wanted)
+            x, branch = block._output_and_branch(x, mask, training, wanted)
             branches.append(branch)
         y = self._output(x, branches, steps)
         return y if self.return_sequences else last_step([y], None, mask)[0]

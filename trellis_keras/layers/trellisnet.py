@@ -258,10 +258,10 @@ class TrellisLayer(StatefulLayer):
         initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise.
             Every level has these states at every step before the first (paper, appendix B).
             Defaults to zeros, or to the carried states of a stateful layer.
-        training: Whether dropout is active. Defaults to False.
         mask: Boolean tensor (batch, time). Masked steps are treated as steps before the sequence: x
             is zero and the states of every level are the initial ones. Valid outputs are therefore
             those of the unpadded sequence, with padding on either side. Defaults to None.
+        training: Whether dropout is active. Defaults to False.
         output_length: Overrides the constructor argument for this call. (The mask that Keras
             passes on to the next layer follows the constructor argument.)
 
@@ -465,8 +465,8 @@ class TrellisLayer(StatefulLayer):
         self,
         inputs: Tensor,
         initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
         mask: Tensor | None = None,
+        training: bool = False,
         output_length: int | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         check_has_steps(self, inputs)
