@@ -98,9 +98,20 @@ def test_training_with_xla_on_any_length(kind):
 LAYERS = {
     "TrellisLayer": (
         TrellisLayer,
-        {"units": N(4), "depth": N(3), "dilation_rate": 2 ** np.arange(3)},
+        {
+            "units": N(4),
+            "depth": N(3),
+            "dilation_rate": 2 ** np.arange(3),
+            "kernel_structure": "mixed_group",
+            "groups": [N(1), N(3)],
+            "group_starts": (N(1), N(2)),
+            "aux_every": N(1),
+            "output_length": N(2),
+            "dropout": np.float32(0.1),
+            "seed": N(1),
+        },
     ),
-    "TCN of a list": (TCN, {"filters": [N(4), N(5)], "kernel_size": 2, "dilations": [N(1), N(3)]}),
+    "TCN of a list": (TCN, {"filters": [N(4)], "dilations": [N(3)], "output_length": N(2)}),
     "LRU": (LRU, {"units": N(4), "depth": N(2), "cells_per_node": N(1)}),
     "GridLSTMCell": (GridLSTMCell, {"units": N(4), "depth": N(2)}),
     "AdaptiveSoftmax": (AdaptiveSoftmax, {"vocabulary_size": N(9), "cutoffs": [N(4)]}),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from trellis_keras._keras_internals import all_layers
 
@@ -43,6 +44,8 @@ def _argument_names(cls: type) -> Iterator[str]:
 
 
 def _serialize(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()  # NumPy's numbers are not JSON serializable
     if isinstance(value, (list, tuple)):
         return [_serialize(part) for part in value]
     if inspect.isfunction(value):
