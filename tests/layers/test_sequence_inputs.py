@@ -181,17 +181,19 @@ def weights(layer):
 
 @pytest.mark.parametrize("name", SEEDED)
 def test_every_weight_has_numbers_of_its_own(name):
-    make = SEEDED[name]
-    if name not in ("trellis", "tcn"):
-        make = functools.partial(make, bias_initializer="random_normal")
-    first, again, other = (weights(make(seed=seed)) for seed in (5, 5, 6))
+    kinds = ["kernel"] if name == "tcn" else ["kernel", "recurrent", "bias"]
+
+    def drawn(initializer, seed=None):
+        options = {f"{kind}_initializer": initializer for kind in kinds}
+        return weights(SEEDED[name](seed=seed, **options))
+
+    first, again, other = (drawn("random_normal", seed) for seed in (5, 5, 6))
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a, b)
-    shared = keras.initializers.GlorotUniform(3)  # by all kernels of the layer
-    of_shared = weights(make(kernel_initializer=shared))
-    for drawn in (first + other, of_shared):
-        drawn = [np.sort(w.ravel())[:8] for w in drawn if w.std() > 0]
-        assert len({w.tobytes() for w in drawn}) == len(drawn)
+    of_shared = drawn(keras.initializers.RandomNormal(seed=3))  # by all weights of the layer
+    for arrays in (first + other, of_shared):
+        lowest = [np.sort(w.ravel())[:8] for w in arrays if w.std() > 0]
+        assert len({w.tobytes() for w in lowest}) == len(lowest)
 
 
 @pytest.mark.filterwarnings("ignore:.*`quantize` method")

@@ -37,7 +37,7 @@ from trellis_keras.layers.output_length import (
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin
-from trellis_keras.layers.seeds import sub_seed
+from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Specs, Tensor
 
@@ -247,7 +247,7 @@ class TrellisLayer(StatefulLayer):
             backward pass to save memory. (TensorFlow runs it where it applies: in compiled
             functions, with LSTM gates, kernel size 2, dilation 1, x at every level, static lengths
             and no mask.) Defaults to False.
-        seed: Integer seed of the dropouts and the default initializers. Defaults to None.
+        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of Wx, Wh and b.
             Default to N(0, 0.01), as in the authors' code.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of Wx, Wh and b.
@@ -370,23 +370,25 @@ class TrellisLayer(StatefulLayer):
         self.unroll = unroll
         self.rematerialize = rematerialize
         self.seed = seed
-        self.kernel_initializer = _initializer(kernel_initializer, seed, "kernel")
-        self.recurrent_initializer = _initializer(recurrent_initializer, seed, "recurrent_kernel")
-        self.bias_initializer = _initializer(bias_initializer, seed, "bias")
+        self.kernel_initializer, self.recurrent_initializer, self.bias_initializer = (
+            keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.01))
+            for initializer in (kernel_initializer, recurrent_initializer, bias_initializer)
+        )
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         # Under mixed precision, states and gates stay at least in float32.
         self.cell = _gated_activation(cell, units, self.state_dtype)
         self.state_sizes = list(self.cell.state_size)
-        self.kernel = self._convolution_kernel("kernel", seed)
-        self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
+        self.kernel = self._convolution_kernel("kernel")
+        self.recurrent_kernel = self._convolution_kernel("recurrent_kernel")
         self.hidden_dropout = VariationalDropout(
             dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=self.state_dtype
         )
 
-    def _convolution_kernel(self, name, seed):
+    def _convolution_kernel(self, name):
         recurrent = name == "recurrent_kernel"
+        initializer = self.recurrent_initializer if recurrent else self.kernel_initializer
         make = ConvolutionKernel
         if self.kernel_structure == "mixed_group":
             make = functools.partial(MixedGroupKernel, groups=self.groups, recurrent=recurrent)
@@ -395,9 +397,9 @@ class TrellisLayer(StatefulLayer):
             self.cell.kernel_units,
             weight_norm=self.weight_norm,
             dropout=self.weight_dropout,
-            initializer=self.recurrent_initializer if recurrent else self.kernel_initializer,
+            initializer=seeded(initializer, self.seed, "TrellisLayer", name),
             regularizer=self.recurrent_regularizer if recurrent else self.kernel_regularizer,
-            seed=sub_seed(seed, "TrellisLayer", name, "dropout"),
+            seed=sub_seed(self.seed, "TrellisLayer", name, "dropout"),
             dtype=self.dtype_policy,
             name=name,
         )
@@ -410,7 +412,7 @@ class TrellisLayer(StatefulLayer):
         self.bias = self.add_weight(
             name="bias",
             shape=(self.cell.preactivation_size,),
-            initializer=self.bias_initializer,
+            initializer=seeded(self.bias_initializer, self.seed, "TrellisLayer", "bias"),
             regularizer=self.bias_regularizer,
             autocast=False,
         )
@@ -1066,13 +1068,6 @@ def _gated_activation(cell, units, dtype):
     if cell.units != units:
         raise ValueError(f"`cell` has units={cell.units}, but the layer has units={units}")
     return cell
-
-
-def _initializer(identifier, seed, weight):
-    """Returns an initializer, by default N(0, 0.01) with the weight's seed."""
-    if identifier is not None:
-        return keras.initializers.get(identifier)
-    return keras.initializers.RandomNormal(0.0, 0.01, sub_seed(seed, "TrellisLayer", weight))
 
 
 def _check_groups(units, depth, groups, kernel_structure, group_starts):
