@@ -609,6 +609,15 @@ def program_size(layer):
     return len(definition.node) + sum(functions)
 
 
+def test_a_cell_that_loses_an_argument_has_no_config():
+    class Gates(GatedActivation):
+        def __init__(self, units, slope):
+            super().__init__(units)
+
+    with pytest.raises(NotImplementedError, match="`slope`"):
+        Gates(UNITS, 0.1).get_config()
+
+
 @pytest.mark.both_backends
 @pytest.mark.parametrize(
     "result",

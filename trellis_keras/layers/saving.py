@@ -13,15 +13,21 @@ from trellis_keras._keras_internals import all_layers
 class ConfigMixin(keras.layers.Layer):
     """A layer whose config is its constructor's arguments, read from attributes of their names.
 
-    A subclass's `get_config` adds the arguments that have no such attribute.
+    A subclass with an argument that has no such attribute overrides `get_config`.
     """
 
     # {option that no longer exists: its former default}, which files of earlier versions may have.
     removed_options: dict[str, Any] = {}
 
     def get_config(self) -> dict[str, Any]:
-        names = [name for name in _argument_names(type(self)) if hasattr(self, name)]
-        own = {name: _serialize(getattr(self, name)) for name in names}
+        names = list(_argument_names(type(self)))
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing and type(self).get_config is ConfigMixin.get_config:
+            raise NotImplementedError(
+                f"{type(self).__name__} must keep its argument `{missing[0]}` as an attribute, or "
+                "override `get_config`."
+            )
+        own = {name: _serialize(getattr(self, name)) for name in names if name not in missing}
         return {**super().get_config(), **own}
 
     @classmethod
@@ -40,7 +46,8 @@ def _argument_names(cls: type) -> Iterator[str]:
     for base in cls.__mro__:
         if issubclass(base, ConfigMixin) and "__init__" in vars(base):
             _, *arguments = inspect.signature(base.__init__).parameters.values()
-            yield from (a.name for a in arguments if a.kind is not a.VAR_KEYWORD)
+            kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+            yield from (a.name for a in arguments if a.kind not in kinds)
 
 
 def _serialize(value: Any) -> Any:
