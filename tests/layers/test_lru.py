@@ -232,3 +232,8 @@ def test_quantized_weights_keep_their_scale():
     before = np.asarray(model(x))
     model.quantize("int8")
     np.testing.assert_allclose(model(x), before, atol=0.02)
+
+
+def test_regularizers_of_the_projection():
+    layer = made(functools.partial(LRU, 4, kernel_regularizer="l2", bias_regularizer="l2"), (1, 1, 3))
+    assert len(layer.projection.losses) == 2

@@ -52,7 +52,8 @@ class GridLSTMCell(RecurrentCell):
             its bottom node. Defaults to False.
         **kwargs: As in `RecurrentCell`. `dropout` drops h1 (and h1') in the matrix products,
             `recurrent_dropout` h2, each with one mask (batch, units) for all nodes and steps.
-            Memories are not dropped.
+            Memories are not dropped. The forget gates' biases start at 1, as in
+            `keras.layers.LSTM`; `bias_initializer` applies to the others.
 
     Call arguments:
         inputs: Tensor (batch, units), or (batch, 2 * units).

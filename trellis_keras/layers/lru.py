@@ -190,9 +190,10 @@ class LRU(StatefulLayer):
         variant, convention, cells_per_node, use_gate_bias: See `LRUCell`.
         return_sequences, return_state, go_backwards, stateful: As in `keras.layers.RNN`, but all
             steps are returned by default.
-        kernel_initializer, bias_initializer: See `LRUCell`. They also apply to the projection.
+        kernel_initializer, kernel_regularizer, bias_initializer, bias_regularizer: See `LRUCell`.
+            They also apply to the projection.
         recurrent_initializer, recurrent_regularizer, recurrent_dropout: See `LRUCell`.
-        kernel_regularizer, bias_regularizer, dropout, seed: See `LRUCell`.
+        dropout, seed: See `LRUCell`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -309,6 +310,8 @@ class LRU(StatefulLayer):
                 bias_initializer=seeded(
                     self.bias_initializer, self.seed, "LRU", "input_projection", "bias"
                 ),
+                kernel_regularizer=self.kernel_regularizer,
+                bias_regularizer=self.bias_regularizer,
                 dtype=self.dtype_policy,
                 name="input_projection",
             )

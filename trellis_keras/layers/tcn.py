@@ -95,7 +95,8 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             says N(0, 0.01)).
         shortcut_initializer: Initializer of the 1x1 convolution. Defaults to N(0, 0.01), as in the
             authors' code.
-        kernel_regularizer: Regularizer of the convolutions. Defaults to None.
+        kernel_regularizer: Regularizer of the two dilated convolutions. The shortcut has none.
+            Defaults to None.
         seed: Integer seed of dropout, and of initializers without a seed. Defaults to None.
 
     Call arguments:
