@@ -329,7 +329,11 @@ def check_bad_streams(make, input_shape):
     sizes = getattr(layer, "state_sizes", [])
     states = [noise(batch, size) for size in sizes]
     for wrong in ([*states, *states], states[1:], [*states[1:], noise(batch, 99)]) if sizes else ():
-        for call in (layer, lambda _, **initial: layer.initial_cache(batch, **initial)):
+        for call in (
+            layer,
+            lambda x, **initial: layer(keras.Input(x.shape[1:]), **initial),
+            lambda _, **initial: layer.initial_cache(batch, **initial),
+        ):
             with pytest.raises(ValueError, match=f"must hold {len(sizes)} tensors .*Received"):
                 call(noise(batch, time, channels), initial_state=wrong)
 

@@ -197,12 +197,18 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         others = self.return_aux + self.return_state * len(self.state_sizes)
         return (mask, *[None] * others) if others else mask
 
-    def compute_output_spec(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Specs:
-        return self.output_spec(self.compute_output_shape(inputs.shape))
-
-    def output_spec(self, shapes: Shapes) -> Specs:
-        """Returns `KerasTensor`s of these shapes, those of states in their own dtype."""
-        if isinstance(shapes[0], tuple):
+    def compute_output_spec(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+        **kwargs: Any,
+    ) -> Specs:
+        if initial_state is not None:
+            self.given_states(initial_state, inputs.shape[0])
+        shapes = self.compute_output_shape(inputs.shape, **kwargs)
+        if isinstance(shapes[0], tuple):  # the states have a dtype of their own
             n_states = self.return_state * len(self.state_sizes)
             dtypes = [self.compute_dtype] * (len(shapes) - n_states) + [self.state_dtype] * n_states
             return tuple(map(keras.KerasTensor, shapes, dtypes))

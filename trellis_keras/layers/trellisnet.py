@@ -39,7 +39,7 @@ from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDr
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
-from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Specs, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 
 # Gated activations
 
@@ -907,11 +907,6 @@ class TrellisLayer(StatefulLayer):
         if self.return_state:
             shapes.extend((batch, size) for size in self.state_sizes)
         return shapes[0] if len(shapes) == 1 else tuple(shapes)
-
-    def compute_output_spec(
-        self, inputs: Tensor, *args: Any, output_length: int | None = None, **kwargs: Any
-    ) -> Specs:
-        return self.output_spec(self.compute_output_shape(inputs.shape, output_length))
 
 
 def _window(x, steps, time):
