@@ -157,6 +157,7 @@ def test_config_and_symbolic_outputs(name):
     clone = cls.from_config(json.loads(json.dumps(head.get_config())))
     assert clone.get_config() == head.get_config()
     hidden = random_hidden(2, 3)
+    clone.loss(hidden, random_targets(2, 3))  # builds it
     np.testing.assert_array_equal(clone(hidden), head(hidden))  # equal seeds
     for policy in ("float32", "mixed_bfloat16"):
         head = cls(V, dtype=policy, **options)

@@ -76,6 +76,8 @@ class Head(ConfigMixin):
                 f"`targets` must have shape {tuple(hidden.shape[:-1])}, that of `hidden` without "
                 f"channels. Received: shape {tuple(targets.shape)}"
             )
+        if not self.built:
+            self.build(hidden.shape)
         targets = ops.cast(targets, "int32")
         # On some backends a lookup outside the vocabulary finds another word.
         is_word = (targets >= 0) & (targets < self.vocabulary_size)
