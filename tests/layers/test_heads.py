@@ -192,6 +192,7 @@ def test_a_head_needs_only_a_call():
         ("mixture", "epsilon", 0.0),
         ("adaptive", "cutoffs", (12, 5)),
         ("adaptive", "cutoffs", (5, V)),
+        ("adaptive", "cutoffs", 5),
         ("adaptive", "div_value", 4),
     ],
 )

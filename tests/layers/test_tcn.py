@@ -298,7 +298,8 @@ def test_dropout_kinds():
         ("padding", {"padding": "valid"}),
         ("padding", {"padding": "same", "return_sequences": False}),
         ("output_length", {"go_backwards": True, "output_length": 1}),
-        ("dropout_kind", {"dropout_kind": "channel"}),
+        ("dropout", {"dropout": None}),
+        ("dropout_kind", {"dropout_kind": ["spatial"]}),
         ("skip_connections", {"skip_connections": True, "filters": [4, 5, 6]}),
     ],
 )

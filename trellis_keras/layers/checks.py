@@ -35,7 +35,7 @@ def check_positive(**arguments: Any) -> tuple[int, ...]:
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:
     """Raises ValueError unless the value is one of the choices."""
-    if value not in choices:
+    if value not in tuple(choices):  # the value may have no hash
         words = ", ".join(sorted(map(str, choices)))
         raise ValueError(f"`{name}` must be one of {words}. Received: {value!r}")
 
@@ -43,8 +43,8 @@ def check_choice(name: str, value: Any, choices: Collection) -> None:
 def check_rates(**rates: float) -> None:
     """Raises ValueError for dropout rates outside [0, 1)."""
     for name, rate in rates.items():
-        if not 0 <= rate < 1:
-            raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
+        if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+            raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate!r}")
 
 
 def check_tokens(tokens: Any, vocabulary_size: int) -> None:

@@ -520,9 +520,8 @@ def _nll(targets, logits):
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
     """Returns the first words of the tails as a list."""
-    cutoffs = list(cutoffs)
-    bounds = [0, *cutoffs, vocabulary_size]
-    integers = all(is_integer(c) for c in cutoffs)
+    integers = np.ndim(cutoffs) == 1 and all(is_integer(c) for c in cutoffs)
+    bounds = [0, *cutoffs, vocabulary_size] if integers else []
     if not integers or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
         raise ValueError(
             "`cutoffs` must be increasing integers between 1 and vocabulary_size - 1 = "
