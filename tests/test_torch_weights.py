@@ -122,7 +122,7 @@ def test_names_depend_on_no_wrapper(name, short):
 
 def test_all_names_of_a_mixture_of_softmaxes():
     """The authors' model holds its parts twice: by name and in the list `network`."""
-    model = built_model(head=MixtureOfSoftmaxes(7, 3, 4))
+    model = built_model(head=MixtureOfSoftmaxes(7, 3, latent_units=4))
     rng = np.random.default_rng(2)
     state = model_weights()
     state["decoder.weight"] = state["encoder.weight"]  # tied

@@ -59,7 +59,7 @@ def test_equals_the_cell(case):
             h2,
             *cell.weights_of(0, h2.dtype),
             gates=cell.gates,
-            z_keeps=cell.z_keeps,
+            update_gate_keeps=cell.update_gate_keeps,
             compute_dtype=keras.config.floatx(),
             valid=None if valid is None else ops.convert_to_tensor(valid),
             masks=masks,
@@ -106,7 +106,7 @@ def test_a_step_has_two_products_and_its_gradient_two():
                 h2,
                 *cell.weights_of(0, "float32"),
                 gates=cell.gates,
-                z_keeps=False,
+                update_gate_keeps=False,
                 compute_dtype=keras.config.floatx(),
             )
             loss = tf.reduce_sum(y**2)

@@ -134,9 +134,7 @@ def test_gradients_of_many_blocks_in_half_precision(tied, monkeypatch):
         monkeypatch.setattr("trellis_keras.layers.heads.LOGITS_AT_ONCE", 2 * 2 * V * steps)
         head = MixtureOfSoftmaxes(V, 2, seed=1, **half)
         backbone = keras.layers.Dense(CHANNELS, kernel_initializer="identity", **half)
-        model = LanguageModel(
-            V, CHANNELS, backbone, head=head, tie_embeddings=tied, seed=1, **half
-        )
+        model = LanguageModel(V, CHANNELS, backbone, head=head, tie_embeddings=tied, seed=1, **half)
         model.compile(keras.optimizers.SGD(1.0))
         model.build(tokens.shape)
         matrix = model.embedding.embeddings if tied else head.kernel
@@ -286,7 +284,7 @@ def test_improbable_tokens_have_finite_losses_and_gradients():
 
 
 def test_default_initializers_of_a_mixture():
-    head = MixtureOfSoftmaxes(V, 3, 5, seed=2)
+    head = MixtureOfSoftmaxes(V, 3, latent_units=5, seed=2)
     head.build((None, None, 400))
     for kernel in (head.prior_kernel, head.latent_kernel):
         assert np.abs(kernel).max() == pytest.approx(1 / 20, rel=0.01)

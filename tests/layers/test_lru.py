@@ -235,5 +235,7 @@ def test_quantized_weights_keep_their_scale():
 
 
 def test_regularizers_of_the_projection():
-    layer = made(functools.partial(LRU, 4, kernel_regularizer="l2", bias_regularizer="l2"), (1, 1, 3))
+    layer = made(
+        functools.partial(LRU, 4, kernel_regularizer="l2", bias_regularizer="l2"), (1, 1, 3)
+    )
     assert len(layer.projection.losses) == 2

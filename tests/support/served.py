@@ -43,7 +43,7 @@ def _cells():
 # One model for each kind of backbone, head and output, small enough to export in seconds.
 LANGUAGE = {
     "trellisnet": lambda: _trellisnet(stateful=True, weight_norm=True, weight_dropout=0.2),
-    "mixture": lambda: _trellisnet(WORDS, MixtureOfSoftmaxes(len(WORDS), 2, 4)),
+    "mixture": lambda: _trellisnet(WORDS, MixtureOfSoftmaxes(len(WORDS), 2, latent_units=4)),
     "adaptive": lambda: LanguageModel(
         8, 4, TCN(4, kernel_size=3, depth=2), head=AdaptiveSoftmax(8, (2, 4)), vocabulary=BYTES
     ),

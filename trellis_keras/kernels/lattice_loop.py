@@ -31,7 +31,7 @@ def lattice_loop(
     bias: Tensor,
     *,
     gates: Sequence[str],
-    z_keeps: bool,
+    update_gate_keeps: bool,
     compute_dtype: str,
     valid: Tensor | None = None,
     masks: tuple[Tensor | None, Tensor | None] = (None, None),
@@ -46,7 +46,7 @@ def lattice_loop(
         bias: Tensor (blocks * units,).
         gates: Names of the gates in the order of their column blocks, which precede those of p1 and
             p2. Without z1 the cell uses z2 instead, without r1 it uses r2.
-        z_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one (Eqs. 17
+        update_gate_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one (Eqs. 17
             and 18).
         compute_dtype: Dtype of the products' operands. Results have the dtype of h1.
         valid: Boolean (time, batch, 1). Other steps leave h2 unchanged. Defaults to all steps.
@@ -61,7 +61,9 @@ def lattice_loop(
         dict(zip(names, ops.split(weight, len(names), axis=-1), strict=True))
         for weight in (kernel, recurrent_kernel, bias)
     )
-    if z_keeps:  # sigmoid(-a) is 1 - sigmoid(a): with the sign changed, Eqs. 17 and 18 hold.
+    if (
+        update_gate_keeps
+    ):  # sigmoid(-a) is 1 - sigmoid(a): with the sign changed, Eqs. 17 and 18 hold.
         W, U, b = ({k: -w if k[0] == "z" else w for k, w in part.items()} for part in (W, U, b))
 
     def product(x, weight):

@@ -29,7 +29,7 @@ _UNIFORM = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 _ZEROS = keras.initializers.serialize(keras.initializers.Zeros())
 
 
-class Head(ConfigMixin):
+class Head(ConfigMixin, keras.layers.Layer):
     """The base class of output heads.
 
     A head maps hidden states (..., channels) to log-probabilities (..., vocabulary_size). A
@@ -93,10 +93,10 @@ class Head(ConfigMixin):
         return (*input_shape[:-1], self.vocabulary_size)
 
     def compute_output_spec(self, hidden: Tensor, **_: Any) -> keras.KerasTensor:
-        return keras.KerasTensor(self.compute_output_shape(hidden.shape), self._wide)
+        return keras.KerasTensor(self.compute_output_shape(hidden.shape), self._loss_dtype)
 
     @property
-    def _wide(self):
+    def _loss_dtype(self):
         return at_least_float32(self.compute_dtype)
 
     def _add_bias(self, initializer):
@@ -146,6 +146,7 @@ class DenseHead(Head):
     def __init__(
         self,
         vocabulary_size: int,
+        *,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
         **kwargs: Any,
@@ -171,8 +172,8 @@ class DenseHead(Head):
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits (..., V), at least float32."""
         kernel = ops.cast(self.matrix(), self.compute_dtype)
-        logits = matmul(ops.cast(hidden, self.compute_dtype), kernel, self._wide)
-        return logits + ops.cast(self.bias, self._wide)
+        logits = matmul(ops.cast(hidden, self.compute_dtype), kernel, self._loss_dtype)
+        return logits + ops.cast(self.bias, self._loss_dtype)
 
     def matrix(self) -> Tensor:
         """Returns the output matrix (width, V) as a tensor of the variable's dtype."""
@@ -234,6 +235,7 @@ class MixtureOfSoftmaxes(DenseHead):
         self,
         vocabulary_size: int,
         experts: int,
+        *,
         latent_units: int | None = None,
         latent_dropout: float = 0.0,
         epsilon: float | None = None,
@@ -244,8 +246,12 @@ class MixtureOfSoftmaxes(DenseHead):
         **kwargs: Any,
     ) -> None:
         kernel_seed = sub_seed(seed, "MixtureOfSoftmaxes", "kernel")
-        kernel_initializer = _or_uniform(kernel_initializer, kernel_seed)
-        super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
+        super().__init__(
+            vocabulary_size,
+            kernel_initializer=_or_uniform(kernel_initializer, kernel_seed),
+            bias_initializer=bias_initializer,
+            **kwargs,
+        )
         (self.experts,) = check_positive(experts=experts)
         check_rates(latent_dropout=latent_dropout)
         if latent_units is not None:
@@ -311,7 +317,7 @@ class MixtureOfSoftmaxes(DenseHead):
 
     def _in_blocks(self, function, *tensors):
         """Returns `function(*tensors, kernel, bias)`."""
-        weights = self.matrix(), ops.cast(self.bias, self._wide)
+        weights = self.matrix(), ops.cast(self.bias, self._loss_dtype)
         if not kernels.enabled():
             return function(*tensors, *weights)
         numbers = self.experts * self.vocabulary_size
@@ -325,7 +331,7 @@ class MixtureOfSoftmaxes(DenseHead):
         latent = self._linear(hidden, self.latent_kernel, self.latent_bias)
         # Drawn outside the blocks, which share one mask.
         latent = tanh(self.latent_dropout(latent, training=training))
-        return ops.log_softmax(ops.cast(prior, self._wide), axis=-1), latent
+        return ops.log_softmax(ops.cast(prior, self._loss_dtype), axis=-1), latent
 
     def _linear(self, x, kernel, bias):
         kernel, bias = (ops.cast(weight, self.compute_dtype) for weight in (kernel, bias))
@@ -336,7 +342,7 @@ class MixtureOfSoftmaxes(DenseHead):
         width, words = kernel.shape
         # Cast for each block, so that the blocks' gradients are summed in float32.
         kernel = ops.cast(kernel, self.compute_dtype)
-        logits = matmul(ops.reshape(latent, (-1, width)), kernel, self._wide) + bias
+        logits = matmul(ops.reshape(latent, (-1, width)), kernel, self._loss_dtype) + bias
         return ops.reshape(logits, (*ops.shape(latent)[:-1], self.experts, words))
 
     def _add_epsilon(self, log_p):
@@ -401,6 +407,7 @@ class AdaptiveSoftmax(Head):
         self,
         vocabulary_size: int,
         cutoffs: Sequence[int],
+        *,
         div_value: float = 1,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
@@ -408,7 +415,7 @@ class AdaptiveSoftmax(Head):
         **kwargs: Any,
     ) -> None:
         super().__init__(vocabulary_size, **kwargs)
-        self.cutoffs = check_cutoffs(cutoffs, vocabulary_size)
+        self.cutoffs = _check_cutoffs(cutoffs, vocabulary_size)
         is_number = isinstance(div_value, numbers.Real)
         if not is_number or not div_value >= 1:
             raise ValueError(f"`div_value` must be at least 1. Received: div_value={div_value!r}")
@@ -499,9 +506,9 @@ class AdaptiveSoftmax(Head):
             projections = [None, *map(ops.copy, self.projections)]
         else:
             matrices, projections = self._split(self._tied_matrix()), []
-        biases = self._split(ops.cast(self.bias, self._wide))
+        biases = self._split(ops.cast(self.bias, self._loss_dtype))
         if self.cutoffs:
-            cluster_bias = ops.cast(self.cluster_bias, self._wide)
+            cluster_bias = ops.cast(self.cluster_bias, self._loss_dtype)
             matrices[0] = ops.concatenate([matrices[0], self.cluster_kernel])
             biases[0] = ops.concatenate([biases[0], cluster_bias])
         projections += [None] * (len(matrices) - len(projections))
@@ -518,7 +525,7 @@ def _nll(targets, logits):
     return ops.cast(nll, logits.dtype)
 
 
-def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
+def _check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
     """Returns the first words of the tails as a list."""
     integers = np.ndim(cutoffs) == 1 and all(is_integer(c) for c in cutoffs)
     bounds = [0, *cutoffs, vocabulary_size] if integers else []

@@ -96,7 +96,7 @@ class LRUCell(RecurrentCell):
         self.use_gate_bias = use_gate_bias
         self.gates = _GATES[variant]
         # Whether z weights the old state (Eqs. 9 and 10) or the new one (Eqs. 17 and 18).
-        self.z_keeps = convention == "paper" and variant != "ug"
+        self.update_gate_keeps = convention == "paper" and variant != "ug"
 
     def build(self, input_shape: Shape) -> None:
         if input_shape[-1] != self.units:
@@ -148,7 +148,7 @@ class LRUCell(RecurrentCell):
             z1, z2, r1, r2 = (gate[name] for name in ("z1", "z2", "r1", "r2"))
             p1 = tanh(product(x, W1) + product(r2 * s, U1) + b1)
             p2 = tanh(product(r1 * x, W2) + product(s, U2) + b2)
-            if self.z_keeps:
+            if self.update_gate_keeps:
                 h1, h2 = z1 * h1 + (1 - z1) * p2, z2 * h2 + (1 - z2) * p1
             else:
                 h1, h2 = z1 * p2 + (1 - z1) * h1, z2 * p1 + (1 - z2) * h2
@@ -355,7 +355,7 @@ class LRU(StatefulLayer):
                 h2,
                 *cell.weights_of(0, h2.dtype),
                 gates=cell.gates,
-                z_keeps=cell.z_keeps,
+                update_gate_keeps=cell.update_gate_keeps,
                 compute_dtype=cell.compute_dtype,
                 valid=valid,
                 masks=masks,

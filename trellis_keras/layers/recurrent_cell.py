@@ -139,7 +139,7 @@ class ChronoBias(keras.initializers.Initializer):
         return {"longest": self.longest, "seed": self.seed}
 
 
-class RecurrentCell(DropoutRNNCell, ConfigMixin):
+class RecurrentCell(DropoutRNNCell, ConfigMixin, keras.layers.Layer):
     """Base class of cells for `keras.layers.RNN`, with the arguments of its layers' cells.
 
     A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks

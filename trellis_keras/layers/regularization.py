@@ -14,7 +14,7 @@ from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.types import Initializer, Regularizer, Shape, Shapes, Tensor
 
 
-class _MaskDropout(ConfigMixin):
+class _MaskDropout(ConfigMixin, keras.layers.Layer):
     """Base class: a rate, a seed and an inverted-dropout mask."""
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
@@ -208,7 +208,7 @@ def _norm(kernel):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class ConvolutionKernel(ConfigMixin):
+class ConvolutionKernel(ConfigMixin, keras.layers.Layer):
     """A convolution kernel (tap, in, out) with optional weight normalization and DropConnect.
 
     With weight norm the weights are a direction and a gain per output channel. DropConnect acts on

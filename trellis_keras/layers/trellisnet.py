@@ -44,7 +44,7 @@ from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, 
 # Gated activations
 
 
-class GatedActivation(ConfigMixin):
+class GatedActivation(ConfigMixin, keras.layers.Layer):
     """Base class of the gated activation f of a TrellisNet.
 
     A level computes pre-activations a with a convolution and applies f to them and to the states of

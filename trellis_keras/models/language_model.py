@@ -186,7 +186,10 @@ class LanguageModel(TextGenerator, BackboneModel):
             for name in ("output_dropout", "aux_dropout")
         )
         if head is None:
-            head = DenseHead(vocabulary_size, self._uniform("head"), name="head", dtype=policy)
+            initializer = self._uniform("head")
+            head = DenseHead(
+                vocabulary_size, kernel_initializer=initializer, name="head", dtype=policy
+            )
         if getattr(head, "vocabulary_size", vocabulary_size) != vocabulary_size:
             raise ValueError(
                 f"The head has vocabulary_size={head.vocabulary_size}, but the model has "
