@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from tests.support.layer_checks import assert_close, made, noise
 from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer

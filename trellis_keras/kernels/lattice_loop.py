@@ -46,8 +46,8 @@ def lattice_loop(
         bias: Tensor (blocks * units,).
         gates: Names of the gates in the order of their column blocks, which precede those of p1 and
             p2. Without z1 the cell uses z2 instead, without r1 it uses r2.
-        update_gate_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one (Eqs. 17
-            and 18).
+        update_gate_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one
+            (Eqs. 17 and 18).
         compute_dtype: Dtype of the products' operands. Results have the dtype of h1.
         valid: Boolean (time, batch, 1). Other steps leave h2 unchanged. Defaults to all steps.
         masks: Dropout masks (batch, units) of h1 and of h2 in the products. Defaults to none.
@@ -61,9 +61,8 @@ def lattice_loop(
         dict(zip(names, ops.split(weight, len(names), axis=-1), strict=True))
         for weight in (kernel, recurrent_kernel, bias)
     )
-    if (
-        update_gate_keeps
-    ):  # sigmoid(-a) is 1 - sigmoid(a): with the sign changed, Eqs. 17 and 18 hold.
+    if update_gate_keeps:
+        # sigmoid(-a) is 1 - sigmoid(a): with the sign changed, Eqs. 17 and 18 hold.
         W, U, b = ({k: -w if k[0] == "z" else w for k, w in part.items()} for part in (W, U, b))
 
     def product(x, weight):

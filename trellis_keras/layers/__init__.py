@@ -13,7 +13,7 @@ from trellis_keras.layers.regularization import (
 )
 from trellis_keras.layers.rhn import RHNCell
 from trellis_keras.layers.stacked_rnn import StackedRNN
-from trellis_keras.layers.tcn import TCN, TCNBlock, depth_for
+from trellis_keras.layers.tcn import TCN, TCNBlock
 from trellis_keras.layers.trellisnet import (
     GatedActivation,
     GRUGates,
@@ -46,6 +46,5 @@ __all__ = [
     "TCNBlock",
     "TrellisLayer",
     "VariationalDropout",
-    "depth_for",
     "weight_norm",
 ]

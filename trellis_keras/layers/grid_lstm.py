@@ -106,22 +106,19 @@ class GridLSTMCell(RecurrentCell):
                 f"have units={self.units} channels, or {2 * self.units} for [h1, m1]. Put a "
                 f"Dense layer of {self.units} units before it. Received: shape {input_shape}"
             )
-        suffixes = [""] if self.share_depth_weights else [f"_{n + 1}" for n in range(self.depth)]
-        self.nodes = [
-            [
-                self._lstm_weights(n, direction, name, suffix)
-                for direction, name in enumerate(("depth", "time"))
-            ]
-            for n, suffix in enumerate(suffixes)
-        ]
+        self.nodes = []
+        for n in range(1 if self.share_depth_weights else self.depth):
+            suffix = "" if self.share_depth_weights else f"_{n + 1}"
+            depth_weights = self._lstm_weights(n, 0, "depth", suffix)
+            self.nodes.append((depth_weights, self._lstm_weights(n, 1, "time", suffix)))
 
     def _lstm_weights(self, n, direction, name, suffix):
         shape, fan_in = (self.units, 4 * self.units), 2 * self.units
-        kernel, recurrent_kernel = (
-            self.add_gate_weight(
-                kind, shape, n, direction, name=f"{name}_{weight}{suffix}", fan_in=fan_in
-            )
-            for kind, weight in (("kernel", "kernel"), ("recurrent", "recurrent_kernel"))
+        kernel = self.add_gate_weight(
+            "kernel", shape, n, direction, name=f"{name}_kernel{suffix}", fan_in=fan_in
+        )
+        recurrent_kernel = self.add_gate_weight(
+            "recurrent", shape, n, direction, name=f"{name}_recurrent_kernel{suffix}", fan_in=fan_in
         )
         blocks = [
             seeded(self.bias_initializer, self.seed, "GridLSTMCell", "bias", n, direction, block)
@@ -138,7 +135,7 @@ class GridLSTMCell(RecurrentCell):
 
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
-    ) -> tuple[Tensor, Tensor | list[Tensor]]:
+    ) -> tuple[Tensor, list[Tensor]]:
         self._check_call(inputs, states, [self.units, 2 * self.units])
         h1, m1 = inputs[:, : self.units], inputs[:, self.units :]
         m1 = m1 if m1.shape[-1] else ops.zeros_like(h1)

@@ -15,7 +15,7 @@ from trellis_keras._keras_internals import AutocastScope
 from trellis_keras.kernels import blockwise, clusters
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
-from trellis_keras.layers.checks import check_positive, check_rates, is_integer
+from trellis_keras.layers.checks import check_integer, check_rates, is_integer
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
@@ -43,7 +43,7 @@ class Head(ConfigMixin, keras.layers.Layer):
 
     def __init__(self, vocabulary_size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        (self.vocabulary_size,) = check_positive(vocabulary_size=vocabulary_size)
+        self.vocabulary_size = check_integer("vocabulary_size", vocabulary_size, 1)
         self.embedding = None
         self.supports_masking = True
 
@@ -252,10 +252,10 @@ class MixtureOfSoftmaxes(DenseHead):
             bias_initializer=bias_initializer,
             **kwargs,
         )
-        (self.experts,) = check_positive(experts=experts)
+        self.experts = check_integer("experts", experts, 1)
         check_rates(latent_dropout=latent_dropout)
         if latent_units is not None:
-            (latent_units,) = check_positive(latent_units=latent_units)
+            latent_units = check_integer("latent_units", latent_units, 1)
         if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):
             raise ValueError(f"`epsilon` must be positive or None. Received: epsilon={epsilon!r}")
         self.latent_units = latent_units

@@ -12,7 +12,7 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import matmul
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers.checks import check_choice, check_positive
+from trellis_keras.layers.checks import check_choice, check_integer, check_positive
 from trellis_keras.layers.linear import linear
 from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
@@ -89,10 +89,9 @@ class LRUCell(RecurrentCell):
         super().__init__(units, **kwargs)
         check_choice("variant", variant, _GATES)
         check_choice("convention", convention, ("paper", "authors"))
-        (cells_per_node,) = check_positive(cells_per_node=cells_per_node)
         self.variant = variant
         self.convention = convention
-        self.cells_per_node = cells_per_node
+        self.cells_per_node = check_integer("cells_per_node", cells_per_node, 1)
         self.use_gate_bias = use_gate_bias
         self.gates = _GATES[variant]
         # Whether z weights the old state (Eqs. 9 and 10) or the new one (Eqs. 17 and 18).

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import DropoutRNNCell
-from trellis_keras.layers.checks import check_positive, check_rates
+from trellis_keras.layers.checks import check_integer, check_rates
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
@@ -44,9 +44,8 @@ class GateInitializer(keras.initializers.Initializer):
     """
 
     def __init__(self, initializer: Initializer, gates: int, fan_in: int | None = None):
-        check_positive(gates=gates)
         self.initializer = keras.initializers.get(initializer)
-        self.gates = gates
+        self.gates = check_integer("gates", gates, 1)
         self.fan_in = fan_in
 
     def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Tensor:
@@ -183,9 +182,8 @@ class RecurrentCell(DropoutRNNCell, ConfigMixin, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        (units,) = check_positive(units=units)
         check_rates(dropout=dropout, recurrent_dropout=recurrent_dropout)
-        self.units = units
+        self.units = units = check_integer("units", units, 1)
         self.state_size: int | list[int] = units
         self.output_size = units
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.checks import check_positive, check_rates
+from trellis_keras.layers.checks import check_integer, check_positive, check_rates
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.types import Initializer, Regularizer, Shape, Shapes, Tensor
 
@@ -135,7 +135,7 @@ class EmbeddingDropout(_MaskDropout):
 
     def __init__(self, rate: float, input_dim: int, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(rate, seed=seed, **kwargs)
-        (self.input_dim,) = check_positive(input_dim=input_dim)
+        self.input_dim = check_integer("input_dim", input_dim, 1)
 
     def call(self, embedded: Tensor, tokens: Tensor, training: bool = False) -> Tensor:
         if not self.is_active(training):

@@ -7,10 +7,10 @@ import keras
 from keras import ops
 
 from trellis_keras.kernels.activations import tanh
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer, drop
 from trellis_keras.layers.seeds import seeded
-from trellis_keras.types import Initializer, Tensor
+from trellis_keras.types import Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -60,13 +60,12 @@ class RHNCell(RecurrentCell):
         **kwargs: Any,
     ) -> None:
         super().__init__(units, **kwargs)
-        (transition_depth,) = check_positive(transition_depth=transition_depth)
-        self.transition_depth = transition_depth
+        self.transition_depth = check_integer("transition_depth", transition_depth, 1)
         if transform_bias_initializer is None:
             transform_bias_initializer = keras.initializers.Constant(-2.0)
         self.transform_bias_initializer = keras.initializers.get(transform_bias_initializer)
 
-    def build(self, input_shape: Sequence[int]) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.input_channels = input_shape[-1]
         columns = 2 * self.units
         fan_in = self.input_channels + self.units  # of the first layer; others have no input

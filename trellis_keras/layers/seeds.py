@@ -35,9 +35,11 @@ def seeded(initializer: Initializer, seed: int | None, *path: int | str) -> Init
         *path: See `sub_seed`.
     """
     config = initializer.get_config() if hasattr(initializer, "get_config") else {}
-    own = config.get("seed", False)
-    if own is not None and (isinstance(own, bool) or not isinstance(own, int)):
-        return initializer  # it is deterministic, or has a SeedGenerator
+    if "seed" not in config:
+        return initializer  # deterministic
+    own = config["seed"]
+    if own is not None and not isinstance(own, int):
+        return initializer  # a SeedGenerator
     base = seed if own is None else own
     if base is None:
         return initializer.clone()

@@ -18,7 +18,7 @@ from trellis_keras.layers.checks import check_has_steps
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
 from trellis_keras.layers.output_length import output_mask
 from trellis_keras.layers.saving import ConfigMixin, SublayersMixin
-from trellis_keras.types import Cache, Shapes, Specs, Tensor
+from trellis_keras.types import Cache, Specs, Tensor
 
 
 class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
@@ -194,7 +194,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor | tuple | None:
         """Returns a mask for y, the only output with a time axis, and None for other outputs."""
         mask = output_mask(self, mask)
-        others = self.return_aux + self.return_state * len(self.state_sizes)
+        others = int(self.return_aux) + (len(self.state_sizes) if self.return_state else 0)
         return (mask, *[None] * others) if others else mask
 
     def compute_output_spec(
@@ -209,7 +209,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
             self.given_states(initial_state, inputs.shape[0])
         shapes = self.compute_output_shape(inputs.shape, **kwargs)
         if isinstance(shapes[0], tuple):  # the states have a dtype of their own
-            n_states = self.return_state * len(self.state_sizes)
+            n_states = len(self.state_sizes) if self.return_state else 0
             dtypes = [self.compute_dtype] * (len(shapes) - n_states) + [self.state_dtype] * n_states
             return tuple(map(keras.KerasTensor, shapes, dtypes))
         return keras.KerasTensor(shapes, self.compute_dtype)

@@ -23,7 +23,7 @@ from trellis_keras.layers.checks import (
     check_choice,
     check_dilations,
     check_has_steps,
-    check_positive,
+    check_integer,
     check_rates,
 )
 from trellis_keras.layers.linear import linear
@@ -135,13 +135,9 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        filters, kernel_size = check_positive(filters=filters, kernel_size=kernel_size)
+        filters = check_integer("filters", filters, 1)
+        kernel_size = check_integer("kernel_size", kernel_size, 2)  # one tap would read no past
         (dilation_rate,) = check_dilations("dilation_rate", [dilation_rate])
-        if kernel_size == 1:
-            raise ValueError(
-                "`kernel_size` must be at least 2: with one tap no output depends on the past. "
-                "Received: kernel_size=1"
-            )
         check_rates(dropout=dropout)
         check_choice("dropout_kind", dropout_kind, _DROPOUTS)
         check_choice("normalization", normalization, _NORMALIZATIONS)
@@ -396,27 +392,6 @@ class _CenteredConv1D(keras.layers.Conv1D):
         return self.block.convolutions[self.n]()
 
 
-def depth_for(receptive_field: int, kernel_size: int) -> int:
-    """Returns the smallest depth of a `TCN` with at least this receptive field.
-
-    n blocks with dilations 1, 2, 4, ... see 1 + 2 (kernel_size - 1) (2^n - 1) steps.
-
-    Example:
-
-    >>> depth_for(168, kernel_size=3)
-    6
-    >>> TCN(8, kernel_size=3, depth=6).receptive_field
-    253
-    """
-    check_positive(receptive_field=receptive_field, kernel_size=kernel_size)
-    if kernel_size == 1:
-        raise ValueError("`kernel_size` must be at least 2. Received: kernel_size=1")
-    depth = 1
-    while 1 + 2 * (kernel_size - 1) * (2**depth - 1) < receptive_field:
-        depth += 1
-    return depth
-
-
 @keras.saving.register_keras_serializable("trellis_keras")
 class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
@@ -433,8 +408,8 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             `depth`, `dilations` and `receptive_field`.
         dilations: List of integers, the dilation rate of each block.
         receptive_field: Positive integer, minimum number of steps that an output depends on. The
-            depth is the smallest that reaches it (`depth_for`). The attribute `receptive_field` is
-            the actual number of steps, which may be larger.
+            depth is the smallest that reaches it. The attribute `receptive_field` is the actual
+            number of steps, which may be larger.
         dropout, dropout_kind, weight_norm, activation, normalization: See `TCNBlock`.
         padding: `"causal"`, or `"same"` for taps centered on the current step, in which case
             outputs also depend on later inputs. Defaults to `"causal"`.
@@ -505,19 +480,20 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
                 "Pass one of `depth` (dilations 1, 2, 4, ...), `dilations` and `receptive_field`. "
                 f"Received: depth={depth}, dilations={dilations}, receptive_field={receptive_field}"
             )
+        kernel_size = check_integer("kernel_size", kernel_size, 2)
         if receptive_field is not None:
-            depth = depth_for(receptive_field, kernel_size)
+            depth = _depth_for(check_integer("receptive_field", receptive_field, 1), kernel_size)
         if depth is not None:
-            check_positive(depth=depth)
+            depth = check_integer("depth", depth, 1)
             if depth > _DEEPEST:
                 raise ValueError(f"`depth` must be at most {_DEEPEST}. Received: depth={depth}")
             dilations = [2**i for i in range(depth)]
         dilations = check_dilations("dilations", dilations)
         depth = len(dilations)
         if isinstance(filters, (list, tuple)):
-            filters = widths = [n for f in filters for n in check_positive(filters=f)]
+            filters = widths = [check_integer("filters", n, 1) for n in filters]
         else:
-            (filters,) = check_positive(filters=filters)
+            filters = check_integer("filters", filters, 1)
             widths = [filters] * depth
         if len(widths) != depth:
             raise ValueError(
@@ -540,7 +516,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.output_length = output_length
         self.go_backwards = go_backwards
         self.filters = filters
-        (self.kernel_size,) = check_positive(kernel_size=kernel_size)
+        self.kernel_size = kernel_size
         self.depth = depth
         self.dropout = dropout
         self.dropout_kind = dropout_kind
@@ -709,6 +685,14 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "depth": None, "receptive_field": None}
+
+
+def _depth_for(receptive_field, kernel_size):
+    """Returns the smallest depth with which a `TCN` sees this many steps."""
+    depth = 1
+    while 1 + 2 * (kernel_size - 1) * (2**depth - 1) < receptive_field:
+        depth += 1
+    return depth
 
 
 def _default_kernel():

@@ -24,6 +24,7 @@ from trellis_keras.layers.checks import (
     check_choice,
     check_dilations,
     check_has_steps,
+    check_integer,
     check_positive,
     check_rates,
     is_integer,
@@ -98,7 +99,7 @@ class GatedActivation(ConfigMixin, keras.layers.Layer):
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # it keeps the dtype of its inputs
-        (self.units,) = check_positive(units=units)
+        self.units = check_integer("units", units, 1)
         self.built = True
 
     @property
@@ -353,15 +354,13 @@ class TrellisLayer(StatefulLayer):
         self.weight_norm = weight_norm
         self.dropout = dropout
         self.weight_dropout = weight_dropout
-        self.aux_every = aux_every
+        self.aux_every = None if aux_every is None else check_integer("aux_every", aux_every, 1)
         self.aux_from = aux_from
         self.return_sequences = return_sequences
         self.output_length = output_length
         self.return_state = return_state
         self.go_backwards = go_backwards
         self.return_aux = return_aux
-        if aux_every is not None:
-            check_positive(aux_every=aux_every)
         if (return_aux or aux_every) and not self.aux_levels:
             raise ValueError(
                 "`return_aux=True` needs `aux_every`, at most the depth (less than the depth with "
@@ -513,9 +512,8 @@ class TrellisLayer(StatefulLayer):
         recurrent = self.cell.arrange(recurrent)
         bias = ops.cast(self.bias, self.state_dtype)
         dropout = None
-        if training:
-            ones = ops.ones((batch_size, 1, self.units), self.state_dtype)
-            dropout = self.hidden_dropout.mask(ones, training)
+        if self.hidden_dropout.is_active(training):
+            dropout = self.hidden_dropout.draw((batch_size, 1, self.units))
         hidden_product = self._hidden_product(recurrent, self.kernel_size - 1)
         return _Weights(kernel, recurrent, bias, hidden_product, dropout)
 
