@@ -17,6 +17,7 @@ from trellis_keras.layers.linear import linear
 from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
+from trellis_keras.layers.time_steps import zero_masked
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 
 # The gates in the order of their column blocks, before those of p1 and p2.
@@ -328,12 +329,9 @@ class LRU(StatefulLayer):
         training: bool = False,
         last_only: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        valid = None
+        x, valid = zero_masked(x, mask), None  # masked values reach neither outputs nor gradients
         if mask is not None:
-            mask = ops.cast(mask, "bool")[..., None]
-            # Masked values, NaN included, reach neither outputs nor gradients.
-            x = ops.where(mask, x, ops.zeros_like(x))
-            valid = ops.transpose(mask, (1, 0, 2))
+            valid = ops.transpose(ops.cast(mask, "bool"))[..., None]
         h1 = ops.transpose(self._project(x), (1, 0, 2))
         if states is None:
             states = [ops.zeros_like(h1[0])] * self.depth

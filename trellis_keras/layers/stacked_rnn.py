@@ -14,6 +14,7 @@ from trellis_keras.kernels import recurrent_loop
 from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.stateful import StatefulLayer
+from trellis_keras.layers.time_steps import zero_masked
 from trellis_keras.types import Cache, Shape, Shapes, Tensor
 
 # The layers allowed between recurrent layers. (Keras' SpatialDropout1D and this package's Dropout
@@ -126,9 +127,7 @@ class StackedRNN(StatefulLayer):
         last_only: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         x, remaining, last = ops.cast(x, self.compute_dtype), iter(states or []), []
-        if mask is not None:
-            # Masked values, NaN included, reach neither outputs nor gradients.
-            x = ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))
+        x = zero_masked(x, mask)  # masked values reach neither outputs nor gradients
         with RATES_LOCK if training else without_dropout(self._cells):
             for layer in self.layers:
                 if isinstance(layer, DROPOUTS):

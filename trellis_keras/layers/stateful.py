@@ -15,9 +15,8 @@ from keras_streams.protocol import (
 )
 from trellis_keras._keras_internals import AutocastScope
 from trellis_keras.layers.checks import check_has_steps
-from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
-from trellis_keras.layers.output_length import output_mask
 from trellis_keras.layers.saving import ConfigMixin, SublayersMixin
+from trellis_keras.layers.time_steps import flip_time, last_step, output_mask, resolve_mask
 from trellis_keras.types import Cache, Specs, Tensor
 
 

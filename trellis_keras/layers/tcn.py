@@ -27,17 +27,20 @@ from trellis_keras.layers.checks import (
     check_rates,
 )
 from trellis_keras.layers.linear import linear
-from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
-from trellis_keras.layers.output_length import (
-    check_output_length,
-    count_outputs,
-    last_steps,
-    output_mask,
-    time_axis,
-)
 from trellis_keras.layers.regularization import ConvolutionKernel, Dropout, VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin, SublayersMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.time_steps import (
+    check_output_length,
+    count_outputs,
+    flip_time,
+    last_step,
+    last_steps,
+    output_mask,
+    resolve_mask,
+    time_axis,
+    zero_masked,
+)
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _DEEPEST = 31  # the dilation doubles from block to block, up to the largest
@@ -240,10 +243,10 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             if self.biases:
                 z = z + ops.cast(self.biases[n], z.dtype)
             z = self.dropouts[n](self._activate(n, z, training, masks[n]), training=training)
-            z = _apply_mask(z, masks[n])
+            z = zero_masked(z, masks[n])
         y = z + (shortcut_x if self.shortcut is None else linear(self.shortcut, shortcut_x))
         y = y if self.activation == "glu" else activate(self.activation, y)
-        return _apply_mask(y, masks[1]), z
+        return zero_masked(y, masks[1]), z
 
     def _activate(self, n, a, training, mask):
         if self.activation == "glu":
@@ -284,7 +287,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             )
 
         first, *masks = [_select_mask(mask, p) for p in positions]
-        x = _apply_mask(x, first)
+        x = zero_masked(x, first)
         shortcut_x = _select(x, positions[2], positions[0])
         return self._equations(x, shortcut_x, convolution, masks, training)
 
@@ -720,10 +723,3 @@ def _select(x, wanted, available=None):
 def _select_mask(mask, wanted):
     """The mask at the positions `wanted`."""
     return mask if mask is None or wanted is None else ops.take(mask, wanted, axis=1)
-
-
-def _apply_mask(x, mask):
-    """x with zeros at masked steps."""
-    if mask is None:
-        return x
-    return ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))

@@ -29,17 +29,20 @@ from trellis_keras.layers.checks import (
     check_rates,
     is_integer,
 )
-from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
-from trellis_keras.layers.output_length import (
-    check_output_length,
-    count_outputs,
-    last_steps,
-    time_axis,
-)
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.layers.saving import ConfigMixin
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
+from trellis_keras.layers.time_steps import (
+    check_output_length,
+    count_outputs,
+    flip_time,
+    last_step,
+    last_steps,
+    resolve_mask,
+    time_axis,
+    zero_masked,
+)
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Shapes, Tensor
 
 # Gated activations
@@ -473,14 +476,12 @@ class TrellisLayer(StatefulLayer):
         check_has_steps(self, inputs)
         training = bool(training)
         mask = resolve_mask(inputs, mask)
+        mask = None if mask is None else ops.cast(mask, "bool")
         steps = count_outputs(self, inputs.shape[1], output_length)
         if self.go_backwards:
             inputs, mask = flip_time(inputs, mask)
-        x = ops.cast(inputs, self.compute_dtype)
+        x = zero_masked(ops.cast(inputs, self.compute_dtype), mask)
         initial = self.initial_states(ops.shape(x)[0], initial_state, training)
-        if mask is not None:
-            mask = ops.cast(mask, "bool")
-            x = ops.where(mask[..., None], x, ops.zeros_like(x))
         needs_states = self.return_state or self.stateful
         # The last valid step of a masked row may lie anywhere.
         any_step = mask is not None and (needs_states or not self.return_sequences)
