@@ -152,21 +152,6 @@ def test_bad_arguments(cell, argument, value):
         cell(4, **{argument: value})
 
 
-@both
-@cells
-def test_bad_states(name):
-    cell = built(CELLS[name](), 4)
-    sizes = keras.tree.flatten([cell.state_size])
-    right = [noise(2, size) for size in sizes]
-    for x, states, message in (
-        (noise(2, 4), [*right, right[0]], "list of states"),
-        (noise(2, 4), [*right[:-1], noise(2, 5)], r"states\[.\]"),
-        (noise(2, 5), right, "inputs"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            cell(x, states)
-
-
 def sigmoid(a):
     return 1 / (1 + np.exp(-a))
 

@@ -1,4 +1,4 @@
-"""Activations that keep float64, and the gates of an LSTM."""
+"""Activations that keep float64, the gates of an LSTM, and dropout masks."""
 
 from collections.abc import Callable
 
@@ -30,3 +30,8 @@ def lstm(a: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 def activate(activation: Callable, x: Tensor) -> Tensor:
     """Returns `activation(x)`, using a `tanh` that keeps float64."""
     return tanh(x) if activation is keras.activations.tanh else activation(x)
+
+
+def drop(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns x times a dropout mask, or x if the mask is None."""
+    return x if mask is None else x * ops.cast(mask, x.dtype)

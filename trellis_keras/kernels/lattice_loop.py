@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from keras import ops
 
-from trellis_keras.kernels.activations import tanh
+from trellis_keras.kernels.activations import drop, tanh
 from trellis_keras.kernels.gradients import custom_gradient
 from trellis_keras.kernels.products import matmul, on_rows, rows
 from trellis_keras.kernels.scan import scan
@@ -74,7 +74,7 @@ def lattice_loop(
     def from_h2(s, *names):
         return on_rows(product, s, _join(U, names))
 
-    x = _drop(h1, masks[0])
+    x = drop(h1, masks[0])
     gate_inputs = from_h1(x, "z2", "r2")
     if valid is not None:
         gate_inputs = ops.where(valid, gate_inputs, -1e9)  # z2 = 0 keeps h2.
@@ -91,7 +91,7 @@ def lattice_loop(
     )
     if last_only:
         h1, x, before, *time_gates = (a[-1:] for a in (h1, x, before, *time_gates))
-    s = _drop(before, masks[1])
+    s = drop(before, masks[1])
     shared = ops.split(time_gates[0], 2, axis=-1) if time_gates else (None, None)
     z1, r1 = (
         ops.sigmoid(from_h1(x, gate) + from_h2(s, gate)) if gate in W else other
@@ -124,7 +124,7 @@ def _time_loop(
 
         def step(h, inputs):
             gate_input, p_input = inputs
-            s = _drop(h, mask)
+            s = drop(h, mask)
             gates = ops.sigmoid(gate_input + product(s, gate_operand))
             z, r = ops.split(gates, 2, axis=-1)
             p = tanh(p_input + product(r * s, p_operand))
@@ -140,17 +140,17 @@ def _time_loop(
             def step_back(dh, inputs):
                 h, gates, p, dh_of_step, *dgates_of_step = inputs
                 z, r = ops.split(gates, 2, axis=-1)
-                s = _drop(h, mask)
+                s = drop(h, mask)
                 dp = dh * z * (1 - p * p)
                 drs = product(dp, p_kernel_t)
                 dgates = ops.concatenate([dh * (p - h), drs * s], axis=-1)
                 dgates = sum(dgates_of_step, dgates) * gates * (1 - gates)
                 ds = drs * r + product(dgates, gate_kernel_t)
-                return dh * (1 - z) + _drop(ds, mask) + dh_of_step, [dgates, dp]
+                return dh * (1 - z) + drop(ds, mask) + dh_of_step, [dgates, dp]
 
             inputs = [before, gates, p, d_before, *d_gates]
             dh, (dgates, dp) = scan(step_back, d_last, inputs, reverse=True)
-            s = _drop(before, mask)
+            s = drop(before, mask)
             r = gates[..., h2.shape[-1] :]
             dgate_kernel = product(ops.transpose(rows(s)), rows(dgates))
             dp_kernel = product(ops.transpose(rows(r * s)), rows(dp))
@@ -161,10 +161,6 @@ def _time_loop(
     # Not a closure over the mask: JAX differentiates functions of their arguments.
     masks = [] if mask is None else [ops.cast(mask, h2.dtype)]
     return loop(gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *masks)
-
-
-def _drop(x, mask):
-    return x if mask is None else x * ops.cast(mask, x.dtype)
 
 
 def _join(blocks, names):

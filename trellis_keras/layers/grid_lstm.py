@@ -6,9 +6,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.kernels.activations import lstm
+from trellis_keras.kernels.activations import drop, lstm
 from trellis_keras.layers.checks import check_choice, check_positive
-from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer, drop
+from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer
 from trellis_keras.layers.seeds import seeded
 from trellis_keras.types import Shape, Tensor
 
@@ -136,7 +136,6 @@ class GridLSTMCell(RecurrentCell):
     def call(
         self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
-        self._check_call(inputs, states, [self.units, 2 * self.units])
         h1, m1 = inputs[:, : self.units], inputs[:, self.units :]
         m1 = m1 if m1.shape[-1] else ops.zeros_like(h1)
         h1_mask, h2_mask = self.dropout_masks(inputs, states[0], training)

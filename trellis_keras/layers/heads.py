@@ -221,12 +221,6 @@ class MixtureOfSoftmaxes(DenseHead):
     >>> log_probabilities = head(np.ones((2, 3, 4), "float32"))
     >>> np.sum(np.exp(log_probabilities), axis=-1).round(5).tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
-
-    In a language model, the backbone's output then need not be as wide as the embedding:
-
-    >>> backbone = TrellisLayer(units=24, depth=6, output_units=20)
-    >>> model = LanguageModel(50, 16, backbone, head=MixtureOfSoftmaxes(50, experts=3))
-    >>> model.compile("adam")
     """
 
     removed_options = {"expert_kernel_initializer": keras.initializers.serialize(_UNIFORM)}
@@ -394,11 +388,6 @@ class AdaptiveSoftmax(Head):
     (2, 3, 1000)
     >>> head.loss(hidden, np.array([[3, 999, 100], [0, 150, 42]])).shape
     (2, 3)
-
-    Tied to the embedding of a language model:
-
-    >>> head = AdaptiveSoftmax(1000, cutoffs=(100, 400))
-    >>> model = LanguageModel(1000, 8, TCN(8, kernel_size=2, depth=2), head=head)
     """
 
     removed_options = {"capacity": None, "cluster_initializer": _ZEROS}

@@ -8,13 +8,13 @@ from keras import ops
 
 from keras_streams.protocol import check_stream
 from trellis_keras import kernels
-from trellis_keras.kernels.activations import tanh
+from trellis_keras.kernels.activations import drop, tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers.checks import check_choice, check_integer, check_positive
 from trellis_keras.layers.linear import linear
-from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell, drop
+from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.layers.time_steps import zero_masked
@@ -124,7 +124,6 @@ class LRUCell(RecurrentCell):
     ) -> tuple[Tensor, Tensor | list[Tensor]]:
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
-        self._check_call(inputs, states, [self.units])
         masks = self.dropout_masks(inputs, states[0], training)
         h1, h2 = self.advance(inputs, states[0], masks)
         return h1, [h2] if is_list else h2

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import DropoutRNNCell
 from trellis_keras.layers.checks import check_integer, check_rates
 from trellis_keras.layers.regularization import VariationalDropout
@@ -139,7 +138,7 @@ class ChronoBias(keras.initializers.Initializer):
 
 
 class RecurrentCell(DropoutRNNCell, ConfigMixin, keras.layers.Layer):
-    """Base class of cells for `keras.layers.RNN`, with the arguments of its layers' cells.
+    """Base class of this package's cells for `keras.layers.RNN`.
 
     A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks
     from `dropout_masks` in `call(inputs, states, training=False)`. With several states it sets
@@ -235,23 +234,6 @@ class RecurrentCell(DropoutRNNCell, ConfigMixin, keras.layers.Layer):
             regularizer=getattr(self, f"{kind}_regularizer"),
         )
 
-    def _check_call(self, inputs, states, widths):
-        """Raises ValueError unless the inputs have one of these widths and the states match."""
-        if len(inputs.shape) != 2 or inputs.shape[-1] not in widths:
-            expected = " or ".join(f"(batch, {width})" for width in widths)
-            raise ValueError(
-                f"The inputs of {self.name} must have shape {expected}. "
-                f"Received: shape {tuple(inputs.shape)}"
-            )
-        sizes = keras.tree.flatten(self.state_size)
-        if not isinstance(states, (list, tuple)) or len(states) != len(sizes):
-            received = len(states) if isinstance(states, (list, tuple)) else type(states).__name__
-            raise ValueError(
-                f"{self.name} needs a list of states of the sizes {sizes}. Received: {received}"
-            )
-        for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
-            check_shape(f"states[{i}]", state, (inputs.shape[0], size))
-
     # `keras.layers.RNN` calls these two before its loop, and resets the masks after it.
 
     def get_dropout_mask(self, step_input: Tensor) -> Tensor | None:
@@ -301,8 +283,3 @@ class _CellDropout(VariationalDropout):
         if training is None or training:
             return self.draw(ops.shape(inputs))
         return ops.ones_like(inputs)
-
-
-def drop(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns x times a dropout mask, or x if the mask is None."""
-    return x if mask is None else x * ops.cast(mask, x.dtype)

@@ -6,11 +6,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.kernels.activations import tanh
+from trellis_keras.kernels.activations import drop, tanh
 from trellis_keras.layers.checks import check_integer
-from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer, drop
+from trellis_keras.layers.recurrent_cell import RecurrentCell, block_initializer
 from trellis_keras.layers.seeds import seeded
-from trellis_keras.types import Initializer, Shape, Tensor
+from trellis_keras.types import Initializer, Tensor
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -65,11 +65,10 @@ class RHNCell(RecurrentCell):
             transform_bias_initializer = keras.initializers.Constant(-2.0)
         self.transform_bias_initializer = keras.initializers.get(transform_bias_initializer)
 
-    def build(self, input_shape: Shape) -> None:
-        self.input_channels = input_shape[-1]
-        columns = 2 * self.units
-        fan_in = self.input_channels + self.units  # of the first layer; others have no input
-        self.kernel = self.add_gate_weight("kernel", (self.input_channels, columns), fan_in=fan_in)
+    def build(self, input_shape: Sequence[int]) -> None:
+        channels, columns = input_shape[-1], 2 * self.units
+        fan_in = channels + self.units  # of the first layer; others have no input
+        self.kernel = self.add_gate_weight("kernel", (channels, columns), fan_in=fan_in)
         self.recurrent_kernels, self.biases = [], []
         for i in range(1, self.transition_depth + 1):
             recurrent_kernel = self.add_gate_weight(
@@ -98,7 +97,6 @@ class RHNCell(RecurrentCell):
     ) -> tuple[Tensor, Tensor | list[Tensor]]:
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
-        self._check_call(inputs, states, [self.input_channels])
         s = states[0]
         input_mask, state_mask = self.dropout_masks(inputs, s, training)
         x = ops.matmul(drop(inputs, input_mask), self.kernel)
