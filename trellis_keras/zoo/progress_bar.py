@@ -13,7 +13,7 @@ class BatchProgress(keras.callbacks.Callback):
     For output to a file or a pipe, where Keras prints nothing before an epoch ends.
 
     Args:
-        seconds: Positive number, the minimum time between two lines. Defaults to 60.
+        seconds: Positive number, the minimum time between two lines. Defaults to `60`.
     """
 
     def __init__(self, seconds: float = 60) -> None:
