@@ -4,17 +4,18 @@ import csv
 import json
 
 from keras_streams.files import atomic_write
-from trellis_keras.zoo.environment import cpu_info, environment, vector_units
 
 ROUNDS = 5  # in which variants alternate
 
 
 def machine():
     """Returns the measured environment: hardware, processor model, backend, versions, commit."""
+    from trellis_keras.zoo import environment  # imports Keras, which some processes do without
+
     fields = {"family": "cpu family", "model": "model\t", "stepping": "stepping"}
-    words = (f"{name} {cpu_info(field)}" for name, field in fields.items())
-    model = {"processor model": ", ".join(words), "units": " ".join(vector_units())}
-    return environment() | model
+    words = (f"{name} {environment.cpu_info(field)}" for name, field in fields.items())
+    units = " ".join(environment.vector_units())
+    return environment.environment() | {"processor model": ", ".join(words), "units": units}
 
 
 def heading(title, machine):
