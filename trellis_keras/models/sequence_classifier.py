@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_streams.exported import ExportedStream
 from trellis_keras.layers.checks import check_choice, check_positive
-from trellis_keras.models.base import check_rank
+from trellis_keras.models.base import BackboneModel, check_rank
 from trellis_keras.models.sequence_model import SequenceModel
 
 
@@ -105,6 +105,45 @@ class SequenceClassifier(SequenceModel):
             # Keras' recurrent layers multiply masked inputs by zero gradients.
             inputs = ops.where(mask[..., None], inputs, ops.zeros_like(inputs))
         return super()._hidden(inputs, training, mask)
+
+    @classmethod
+    def from_model(
+        cls, model: keras.Model, num_classes: int, **options: Any
+    ) -> "SequenceClassifier":
+        """Returns a classifier of whole sequences with the weights of a trained model.
+
+        Args:
+            model: A model of this package, whose backbone has the argument `return_sequences`. The
+                classifier gets a copy of the backbone, and of an embedding or a normalization.
+            num_classes: Positive integer, number of classes.
+            **options: Other arguments of the classifier.
+        """
+        old: Any = getattr(model, "backbone", None)
+        config = {} if old is None else old.get_config()
+        if not isinstance(model, BackboneModel) or "return_sequences" not in config:
+            raise ValueError(
+                "A classifier needs a model of trellis_keras whose backbone has the argument "
+                f"`return_sequences`. Received: {model.name} with the backbone {old!r}"
+            )
+        wanted = {
+            "return_sequences": False,
+            "return_state": False,
+            "return_aux": False,
+            "stateful": False,
+            "output_length": None,
+        }
+        config |= {name: value for name, value in wanted.items() if name in config}
+        if (embedding := getattr(model, "embedding", None)) is not None:
+            options["embedding"] = type(embedding).from_config(embedding.get_config())
+        elif model.normalize:
+            options["normalize"] = True
+        classifier = cls(type(old).from_config(config), num_classes, **options)
+        built: Any = model.get_build_config()
+        classifier.build(built["input_shape"])
+        for part in ("embedding", "input_normalization", "backbone"):
+            if (new := getattr(classifier, part)) is not None:
+                new.set_weights(getattr(model, part).get_weights())
+        return classifier
 
     @property
     def _outputs_are_logits(self):

@@ -1,4 +1,4 @@
-"""Loads presets, and puts classifiers on their backbones."""
+"""Loads presets, from the zoo, a folder or Hugging Face."""
 
 import os
 import pathlib
@@ -6,8 +6,7 @@ from typing import Any
 
 import keras
 
-from trellis_keras.models import LanguageModel, SequenceClassifier
-from trellis_keras.models.base import BackboneModel
+from trellis_keras.models import SequenceClassifier
 from trellis_keras.saved_files import load_model
 from trellis_keras.zoo import registry, results
 
@@ -53,7 +52,9 @@ def from_preset(
     if options and num_classes is None:
         raise ValueError(f"{sorted(options)} are for a classifier: also pass `num_classes`.")
     model = _load(preset)
-    return model if num_classes is None else _classifier(model, num_classes, options)
+    if num_classes is None:
+        return model
+    return SequenceClassifier.from_model(model, num_classes, **options)
 
 
 def _load(preset):
@@ -84,36 +85,3 @@ def _download(repository):
             "Presets on Hugging Face need the package huggingface_hub: pip install huggingface-hub"
         ) from error
     return huggingface_hub.snapshot_download(repository, allow_patterns=_FILES)
-
-
-def _classifier(model, num_classes, options):
-    """Returns a `SequenceClassifier` with the weights of a model's backbone."""
-    old = getattr(model, "backbone", None)
-    config = {} if old is None else old.get_config()
-    if not isinstance(model, BackboneModel) or "return_sequences" not in config:
-        raise ValueError(
-            "A classifier needs a model of trellis_keras whose backbone has the argument "
-            f"`return_sequences`. Received: {model.name} with the backbone {old!r}"
-        )
-    # The backbone of a classifier of whole sequences.
-    wanted = {
-        "return_sequences": False,
-        "return_state": False,
-        "return_aux": False,
-        "stateful": False,
-        "output_length": None,
-    }
-    config |= {name: value for name, value in wanted.items() if name in config}
-    options = {"backbone": type(old).from_config(config), "num_classes": num_classes, **options}
-    if isinstance(model, LanguageModel):
-        embedding = type(model.embedding).from_config(model.embedding.get_config())
-        options["embedding"] = embedding
-    elif model.normalize:
-        options["normalize"] = True
-    classifier = SequenceClassifier(**options)
-    classifier.build(model.get_build_config()["input_shape"])
-    for part in ("embedding", "input_normalization", "backbone"):
-        new = getattr(classifier, part)
-        if new is not None:
-            new.set_weights(getattr(model, part).get_weights())
-    return classifier

@@ -24,24 +24,10 @@ from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
 from trellis_keras.training.tensorboard import TextSamples, summary_writer, write_graph
+from trellis_keras.zoo import run
 from trellis_keras.zoo.environment import record
 from trellis_keras.zoo.progress_bar import BatchProgress, ProgressBar
 from trellis_keras.zoo.registry import Recipe
-from trellis_keras.zoo.run import (
-    BEST,
-    CHECKPOINTS,
-    ENVIRONMENT,
-    FILES,
-    HISTORY,
-    RECIPE,
-    TENSORBOARD,
-    has_run,
-    history,
-    read_recipe,
-    resuming,
-    saved_state,
-    write_recipe,
-)
 from trellis_keras.zoo.run_messages import describe, describe_end, explained
 
 # Settings that may change when a run is resumed: its length, what comes from the data, and how the
@@ -117,7 +103,7 @@ def train(
         if minutes is not None and not minutes > 0:
             raise ValueError(f"`{name}` must be positive. Received: {minutes}")
     # Before loading the data, which also takes time.
-    limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
+    limit = max_minutes and TimeLimit(60 * max_minutes, command=run.resuming(folder))
     observed = {
         "gradient_norms": gradient_norms,
         "sample_length": sample_length,
@@ -131,9 +117,9 @@ def train(
         if parallel.process_index():
             folder, verbose = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
         # The folder is locked, and a failed start leaves nothing in it.
-        stack.enter_context(Job(folder, FILES, functools.partial(has_run, folder)).open())
+        stack.enter_context(Job(folder, run.FILES, functools.partial(run.has_run, folder)).open())
         _share(folder)
-        state = saved_state(folder)
+        state = run.saved_state(folder)
         recipe = _continued(recipe, folder, state)
         loaded = recipe.load_data()
         recipe = recipe.with_data(loaded)
@@ -143,7 +129,7 @@ def train(
                 model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
             settings = observed, callbacks, verbose, limit, save_minutes
             _fit(recipe, model, loaded, folder, state, *settings)
-        if verbose and (folder / BEST).is_file():
+        if verbose and (folder / run.BEST).is_file():
             print(printable(describe_end(recipe, folder)), flush=True)
     return model
 
@@ -165,8 +151,8 @@ def _share(folder):
     """Sends the recipe and checkpoint that process 0 resumes from to the other processes."""
     if parallel.process_count() == 1:
         return
-    checkpoint = latest_checkpoint(folder / CHECKPOINTS)
-    found = [] if checkpoint is None else [RECIPE, f"{CHECKPOINTS}/{checkpoint.name}"]
+    checkpoint = latest_checkpoint(folder / run.CHECKPOINTS)
+    found = [] if checkpoint is None else [run.RECIPE, f"{run.CHECKPOINTS}/{checkpoint.name}"]
     for name in json.loads(parallel.broadcast(json.dumps(found).encode())):
         content = parallel.broadcast((folder / name).read_bytes() if found else b"")
         if not found:
@@ -178,23 +164,23 @@ def _continued(recipe, folder, state):
     """Returns the recipe with the data checksum of the folder's run, after comparing both."""
     if recipe.data == "text" and (path := recipe.data_options.get("path")):
         data = own_file(path, recipe.data_dir).resolve()
-        if data.parent == folder.resolve() and data.name.casefold() in FILES:
+        if data.parent == folder.resolve() and data.name.casefold() in run.FILES:
             raise ValueError(
                 f"A run in {folder} would replace its data, {data}. Choose another folder."
             )
-    if not (folder / RECIPE).exists() or state is None:
+    if not (folder / run.RECIPE).exists() or state is None:
         # A process killed between the records of its first epoch and the checkpoint leaves one row.
-        if len(history(folder)) > 1:
+        if len(run.history(folder)) > 1:
             raise ValueError(
                 f"{folder} has a trained model, which training would replace, but no checkpoint "
-                f"from which to resume. Choose another folder, or restore {CHECKPOINTS}."
+                f"from which to resume. Choose another folder, or restore {run.CHECKPOINTS}."
             )
         return recipe
-    there = read_recipe(folder)
+    there = run.read_recipe(folder)
     if different := different_settings(_compared(there), _compared(recipe), free=_RESUMABLE_WITH):
         raise ValueError(
             f"{folder} holds a run with other settings: {different}. Choose another folder, or "
-            f"resume that run: {resuming(folder)}"
+            f"resume that run: {run.resuming(folder)}"
         )
     return recipe.replace(data_checksum=there.data_checksum)
 
@@ -219,7 +205,7 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
         watching.append(ProgressBar())
     if verbose == 2:
         watching.append(BatchProgress())
-    if not (folder / RECIPE).exists():
+    if not (folder / run.RECIPE).exists():
         _write_settings(recipe, folder)
     if verbose:
         print(printable(describe(recipe, model, loaded)), flush=True)
@@ -227,13 +213,13 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
     order = [EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
     # StopOnNaN first, so that no other callback records an epoch with a NaN loss. The recipe's and
     # other callbacks next, so that their logs are recorded.
-    records = [*watching, HistoryCSV(folder / HISTORY), BestModel(folder / BEST)]
+    records = [*watching, HistoryCSV(folder / run.HISTORY), BestModel(folder / run.BEST)]
     first = [StopOnNaN(), *order, *recipe.training.callbacks(), *callbacks, *records]
     # Observers may differ when a run is resumed.
     remembering = [c for c in first if has_memory(c) and c not in watching]
     # After them, so that it saves their state at the end of the epoch.
     checkpoint = Checkpoint(
-        folder / CHECKPOINTS,
+        folder / run.CHECKPOINTS,
         seed=recipe.seed or 0,
         callbacks=remembering,
         save_minutes=save_minutes,
@@ -241,9 +227,9 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
 
     # After the checkpoint, which rejects a model other than the run's.
     def write_records(logs):
-        write_recipe(recipe, folder)
+        run.write_recipe(recipe, folder)
         if not is_finished:
-            record(folder / ENVIRONMENT, recipe.dtype_policy, epochs + 1)
+            record(folder / run.ENVIRONMENT, recipe.dtype_policy, epochs + 1)
 
     last = [keras.callbacks.LambdaCallback(on_train_begin=write_records)]
     if limit is not None:  # also after it: a run stopped by the limit is not finished
@@ -307,7 +293,7 @@ def observers(
         print("TensorFlow is not installed: no TensorBoard logs are written.", flush=True)
         return callbacks
     # One folder each: TensorBoard may follow only the newest of several files in a folder.
-    logs = folder / TENSORBOARD
+    logs = folder / run.TENSORBOARD
     # Keras cannot write the graph of a subclassed model; `write_graph` can.
     board = keras.callbacks.TensorBoard(logs, write_graph=False, profile_batch=profile or 0)
     callbacks.append(board)
@@ -333,7 +319,7 @@ def _write_settings(recipe, folder):
         for name, value in {"model": recipe.name, **recipe.options()}.items()
         if value is not None
     }
-    writer = summary_writer(folder / TENSORBOARD)
+    writer = summary_writer(folder / run.TENSORBOARD)
     with writer.as_default(step=0):
         digest = checksum([os.fsencode(folder.resolve())])
         api.hparams(values, trial_id=f"{folder.name} {digest[:8]}")

@@ -112,14 +112,9 @@ class Source:
     downloads: tuple[Download, ...] = ()
 
     def find(self, data_dir: str | os.PathLike | None) -> list[Path]:
-        """Returns the path of each file, which is downloaded if there is no local copy.
+        """Returns the path of each file, see `load`.
 
-        Args:
-            data_dir: Folder of local copies. `None` means the folder named by the environment
-                variable, if it has a file of this data set.
-
-        Returns:
-            A list; empty if there is neither a local copy nor a download.
+        The list is empty if there is neither a local copy nor a download.
         """
         folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
         if folder:
