@@ -106,7 +106,7 @@ def _short(size):
 
 
 def front(found):
-    """Returns the section of README.md: a table of families."""
+    """Returns the section of README.md: the summary, and a table of families."""
     families = {
         "`trellisnet_*`, text": lambda v, data: v.model.startswith("trellisnet") and data in _TEXTS,
         "`trellisnet_*`, pixels": lambda v, data: v.model.startswith("trellisnet"),
@@ -124,13 +124,7 @@ def front(found):
         rest = [value for value in rest if value not in own]
         ours = counts(trained[key(value)] for value in own if key(value) in trained)
         rows.append([name, str(len(own)), ours or "-"])
-    text = (
-        f"Of the {len(published())} published values that a zoo model can be compared with, "
-        f"{len(trained)} were trained here; [docs/results.md](docs/results.md) names those that "
-        "are behind."
-    )
-    lines = textwrap.fill(text, 100, break_on_hyphens=False)
-    return f"{lines}\n\n" + _table(["models", "values", "trained here"], rows)
+    return f"{summary(found)}\n\n" + _table(["models", "values", "trained here"], rows)
 
 
 def runs_table(found):
