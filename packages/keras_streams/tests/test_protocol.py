@@ -7,7 +7,7 @@ from keras import layers, ops
 from random_graphs import noise
 
 from keras_streams import compiled_step, to_stream
-from keras_streams.protocol import StreamingMixin, check_cache, replace_row
+from keras_streams.protocol import StreamingMixin, check_cache
 from keras_streams.xla import compile_xla
 
 pytestmark = pytest.mark.both_backends
@@ -80,11 +80,6 @@ def test_a_compiled_function_updates_variables():
         doubled = compiled(np.ones(2, "float32"))
     np.testing.assert_array_equal(count.value, [2, 2])
     np.testing.assert_array_equal(doubled, [4, 4])
-
-
-def test_replace_row():
-    rows = replace_row(ops.zeros((3, 2)), ops.convert_to_tensor(1), ops.ones((2,)))
-    np.testing.assert_array_equal(rows, [[0, 0], [1, 1], [0, 0]])
 
 
 def test_checks():

@@ -11,10 +11,9 @@ from keras_streams import to_stream
 pytestmark = pytest.mark.both_backends
 
 
-@pytest.mark.parametrize("mode", ["log", "stft"])
-def test_a_spectrogram(mode):
+def test_a_spectrogram():
     sound = keras.Input((None, 1))
-    frames = layers.STFTSpectrogram(mode, frame_length=16, frame_step=4, fft_length=16)(sound)
+    frames = layers.STFTSpectrogram("stft", frame_length=16, frame_step=4, fft_length=16)(sound)
     model = keras.Model(sound, layers.GRU(3, return_sequences=True)(frames))
     stream = check_equal(model, [noise(1, 40, 1)])
     assert (stream.delay, stream.rate) == (15, 4)
@@ -29,7 +28,7 @@ def test_frames_of_samples_without_channels():
     assert (stream.delay, stream.rate) == (7, 4)
 
 
-@pytest.mark.parametrize("stride, length, center", [(5, 12, True), (20, 16, True), (3, 12, False)])
+@pytest.mark.parametrize("stride, length, center", [(5, 12, True), (20, 16, False)])
 def test_short_time_fourier_transforms(stride, length, center):
     sound = keras.Input((None,))
     real, imaginary = ops.stft(sound, length, stride, 16, center=center)

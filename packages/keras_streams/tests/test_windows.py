@@ -12,7 +12,7 @@ from keras_streams.parts import Sliding
 
 pytestmark = pytest.mark.both_backends
 
-WINDOW = 20
+WINDOW = 12
 
 
 def stack(*parts, length=WINDOW, shape=(3,)):
@@ -25,13 +25,12 @@ def check_windows(model, steps, rate=1):
     stream, x = to_stream(model, window=length), noise(2, steps, *model.inputs[0].shape[2:])
     assert all(n == length - 1 for n in keras.tree.flatten(stream.delay))
     assert all(n == rate for n in keras.tree.flatten(stream.rate))
-    found = outputs_of(stream, [x])
-    for t in range(steps):
-        window = x[:, max(t + 1 - length, 0) : t + 1]
-        due = t >= length - 1 and (t + 1 - length) % rate == 0
-        expected = keras.tree.flatten(model(window)) if due else [np.nan] * len(found)
-        for y, wanted in zip(found, expected, strict=True):
-            np.testing.assert_allclose(y[:, t], wanted, rtol=1e-4, atol=1e-5)
+    due = range(length - 1, steps, rate)
+    expected = model(np.concatenate([x[:, t + 1 - length : t + 1] for t in due]))
+    for y, wanted in zip(outputs_of(stream, [x]), keras.tree.flatten(expected), strict=True):
+        assert np.all(np.isnan(np.delete(y, due, axis=1)))
+        y = np.moveaxis(y[:, due], 1, 0).reshape(wanted.shape)
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
 
 
 CASES = {
@@ -49,7 +48,7 @@ CASES = {
     "two recurrent": (stack(layers.GRU(4, return_sequences=True), layers.GRU(3)), 1),
     "softmax": (stack(layers.Softmax(axis=1), layers.Flatten()), 1),
     "image": (
-        stack(layers.Conv2D(2, 3), layers.Reshape((18, 8)), layers.Flatten(), shape=(6, 1)), 1,
+        stack(layers.Conv2D(2, 3), layers.Reshape((10, 8)), layers.Flatten(), shape=(6, 1)), 1,
     ),
     "image, average": (
         stack(layers.Conv2D(2, 3, strides=2), layers.GlobalAveragePooling2D(), shape=(6, 1)), 2,
@@ -63,7 +62,7 @@ def test_each_output_is_that_of_the_last_steps(name):
     check_windows(model, WINDOW + 8, rate)
 
 
-@pytest.mark.parametrize("length", [1, 2, 13, 16])
+@pytest.mark.parametrize("length", [1, 13, 16])
 def test_sums_and_extremes_of_windows_of_every_length(length):
     x = keras.Input((length, 3))
     y = [ops.sum(x, axis=1), ops.mean(x, axis=(1, 2)), ops.min(x, axis=1, keepdims=True)]
@@ -124,8 +123,8 @@ def test_what_a_window_alone_computes_differently_is_refused(match):
 
 
 def test_the_window_is_that_of_the_model():
-    with pytest.raises(ValueError, match="`window` must be the length.*20.*Received: window=21"):
-        to_stream(stack(layers.Flatten()), window=21)
+    with pytest.raises(ValueError, match="`window` must be the length.*12.*Received: window=13"):
+        to_stream(stack(layers.Flatten()), window=13)
     with pytest.raises(ValueError, match=r"flatten.*to_stream\(model, window=128\)"):
         to_stream(stack(layers.Flatten()))
 
