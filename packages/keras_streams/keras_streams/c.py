@@ -30,6 +30,7 @@ _REAL = {"float32": "float", "float64": "double"}
 _TOLERANCE = {"float": 1e-5, "double": 1e-6}
 # Largest difference of integers from Keras, relative to the largest output.
 FIXED_TOLERANCE = 0.05
+_QUANTIZATIONS = {"c": (None, "int8", "int8_rings"), "litert": (None, "int8")}
 
 
 def write_c(
@@ -44,17 +45,9 @@ def write_c(
 ) -> pathlib.Path:
     """Writes a model as C and returns the path; see `export`.
 
-    Args:
-        model, path, overwrite, quantization, representative_data, quantization_tolerance, weights:
-            As in `export`.
-        series: Dict with the names of the columns `"inputs"` and `"targets"`. Defaults to `None`.
+    `series` has the names of the columns `"inputs"` and `"targets"`.
     """
-    _check_quantization(quantization, representative_data, quantization_tolerance)
-    if weights not in ("code", "file") or (weights == "file" and quantization is not None):
-        raise ValueError(
-            "`weights` must be 'code', or 'file' without `quantization`. "
-            f"Received: weights={weights!r}, quantization={quantization!r}"
-        )
+    check_options("c", (quantization, representative_data, quantization_tolerance), weights)
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
         raise ValueError(
             "`path` must end in .c, and its name must be a C identifier (the prefix of all "
@@ -87,23 +80,35 @@ def write_c(
     return path
 
 
-def _check_quantization(quantization, data, tolerance):
-    """Raises ValueError unless the options for integer C are valid."""
-    if quantization not in (None, "int8", "int8_rings"):
+def check_options(format: str, integers: tuple, weights: str = "code") -> None:
+    """Raises ValueError unless the options of `export` apply to a format.
+
+    `integers` are `quantization`, `representative_data` and `quantization_tolerance`.
+    """
+    (quantization, data, tolerance), known = integers, _QUANTIZATIONS.get(format, (None,))
+    if quantization not in known:
         raise ValueError(
-            f"`quantization` must be None, 'int8' or 'int8_rings' for C. Received: {quantization!r}"
-        )
-    if (quantization is None) != (data is None):
-        raise ValueError(
-            "`quantization` and `representative_data` must be given together. Received: "
-            f"quantization={quantization!r} and {'no data' if data is None else 'data'}"
+            f"`quantization` must be one of {', '.join(map(repr, known))} with format={format!r}. "
+            f"Received: {quantization!r}"
         )
     if not tolerance > 0:
         raise ValueError(f"`quantization_tolerance` must be positive. Received: {tolerance}")
-    if quantization is None and tolerance != FIXED_TOLERANCE:
+    is_integer = format == "c" and quantization is not None
+    if (data is not None) != is_integer:
         raise ValueError(
-            "`quantization_tolerance` needs `quantization` and `representative_data`. Received: "
+            "`quantization` and `representative_data` must be given together. Received: "
+            f"quantization={quantization!r} and {'no data' if data is None else 'data'} with "
+            f"format={format!r}"
+        )
+    if tolerance != FIXED_TOLERANCE and quantization is None:
+        raise ValueError(
+            "`quantization_tolerance` needs `quantization`. Received: "
             f"quantization_tolerance={tolerance}"
+        )
+    if weights != "code" and (weights != "file" or format != "c" or is_integer):
+        raise ValueError(
+            "`weights` must be 'code', or for format='c' without `quantization` 'file'. "
+            f"Received: weights={weights!r} with format={format!r}, quantization={quantization!r}"
         )
 
 
@@ -116,17 +121,9 @@ def fixed_source(
     tolerance: float = FIXED_TOLERANCE,
     with_layers: bool = False,
 ) -> Source:
-    """Returns a model as integer-only C, compared with Keras on the data.
+    """Returns a model as integer-only C, compared with Keras on the data; see `export`.
 
-    Args:
-        model, quantization, data, series, tolerance: As in `write_c`.
-        prefix: Prefix of the public names.
-        with_layers: Boolean, whether the comment has a table of the layers. Defaults to `False`.
-
-    Raises:
-        ValueError: If the model cannot be exported as integer C, the data do not match it, or the
-            C code differs from Keras by more than the tolerance.
-        ImportError: If there is no C compiler to compare it.
+    `prefix` is that of the public names. With `with_layers`, the comment has a table of the layers.
     """
     stream = exported_stream(model)
     program, data = step_program(stream), _representative(stream, data)
@@ -248,7 +245,7 @@ def native(
             "`native` needs a C compiler: pip install ziglang, or use "
             "keras_streams.compiled_step instead."
         )
-    _check_quantization(quantization, representative_data, quantization_tolerance)
+    check_options("c", (quantization, representative_data, quantization_tolerance))
     if quantization is None or representative_data is None:
         return NativeStream(proven_source(model, "model")[0])
     source = fixed_source(
@@ -260,18 +257,12 @@ def native(
 def proven_source(
     model: Any, prefix: str, series: dict[str, Any] | None = None, in_file: bool = False
 ) -> tuple[Source, np.ndarray, np.ndarray]:
-    """Returns a model as C, compared with Keras if there is a compiler.
+    """Returns a model as C, compared with Keras if there is a compiler; see `export`.
 
-    Args:
-        model, prefix, series: As in `fixed_source`.
-        in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
+    With `in_file`, the weights are in a file of their own.
 
     Returns:
         The source, the inputs of random steps, and Keras' outputs for them, (steps, outputs).
-
-    Raises:
-        ValueError: If the model cannot be exported as C.
-        RuntimeError: If its C code differs from Keras.
     """
     stream = exported_stream(model)
     source = c_source(stream, prefix, in_file)
@@ -296,9 +287,6 @@ def proven_source(
 
 def c_source(stream: ExportedStream, prefix: str, in_file: bool = False) -> Source:
     """Returns a stream as C, not yet compared with Keras.
-
-    Args:
-        stream, prefix, in_file: As in `proven_source`.
 
     Raises:
         ValueError: If an operation of the step has no C code.
@@ -341,11 +329,7 @@ def _real_type(stream):
 
 
 def check_equal(name: str, source: Source, found: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference between outputs, relative to the largest output.
-
-    Raises:
-        RuntimeError: If it is too large.
-    """
+    """Returns the largest difference relative to the largest output, or raises RuntimeError."""
     same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
     difference = math.inf
     if same_steps:

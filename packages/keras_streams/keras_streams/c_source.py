@@ -14,7 +14,7 @@ from keras_streams import passes
 from keras_streams.cells import Buffer, Op, Program, grid, pieces, taps
 from keras_streams.files import filled_template
 from keras_streams.lower import MAPS
-from keras_streams.statements import Function, Statement, grouped
+from keras_streams.statements import Function, Statement, free_name, grouped
 
 TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "int"}
 TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
@@ -72,46 +72,28 @@ _FOLDS = {  # function of two numbers, and first value
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A program as C.
+    """A program as C."""
 
-    Attributes:
-        prefix: Prefix of the public names.
-        comment: Description of the model, the first lines of `prefix.h`.
-        header, code: Contents of `prefix.h` and `prefix.c`.
-        real: `"float"` or `"double"`, or `"int16_t"` for integer-only C.
-        names: Names of the outputs; may be empty.
-        takes_token: Whether the input is a token id.
-        inputs, outputs: Numbers of channels, or with `takes_token` the vocabulary size.
-        state_bytes, weight_bytes: Sizes of the state and of all weights.
-        stack_bytes: Size of all arrays on the stack during a step.
-        is_unconditional: Whether all steps do the same work.
-        weights: Content of `prefix.bin`, the weights if they are not in the code.
-    """
-
-    prefix: str
-    comment: str
-    header: str
-    code: str
-    real: str
-    names: list[str]
-    takes_token: bool
-    inputs: int
+    prefix: str  # of the public names
+    comment: str  # description of the model, the first lines of `prefix.h`
+    header: str  # the rest of `prefix.h`
+    code: str  # content of `prefix.c`
+    real: str  # "float" or "double", or "int16_t" for integer-only C
+    names: list[str]  # of the outputs; may be empty
+    takes_token: bool  # whether the input is a token id
+    inputs: int  # channels, or the size of the vocabulary
     outputs: int
     state_bytes: int
     weight_bytes: int
-    stack_bytes: int
-    is_unconditional: bool = True
-    weights: bytes | None = None
+    stack_bytes: int  # of all arrays on the stack during a step
+    is_unconditional: bool = True  # whether all steps do the same work
+    weights: bytes | None = None  # content of `prefix.bin`, if they are not in the code
 
 
 class Printer:
-    """Prints a program.
+    """Prints a program, of operations from `passes.optimize`, as a `Source`.
 
     Args:
-        program: `Program`.
-        groups: Its operations, from `passes.optimize`.
-        prefix: Prefix of the public names, a C identifier.
-        real: Type of inputs and outputs, `"float"`, `"double"` or `"int16_t"`.
         about: Object with `inputs`, `takes_token`, `names`, `delay` and `rate` of the stream.
         in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
         apart: Boolean, whether each result has a place of its own in the state. Defaults to
@@ -139,31 +121,20 @@ class Printer:
         self.statements: list[Statement] = []
         self.offsets, self.sizes = passes.allocate(program, groups, apart)
         self.kept = passes.kept(program, groups)
-        products = [op for group in groups for op in group if op.kind == "product"]
-        self.matrices = [m for op in products for m in op.matrices]
-        self.names = self._named_states()
+        ops = [op for group in groups for op in group]
+        self.matrices = [m for op in ops if op.kind == "product" for m in op.matrices]
+        scopes = {b: op.scope for op in reversed(ops) for b in program.reads([op])}  # of the first
+        self.names = {
+            b: self._unique(scopes.get(b, ""), "ring" if b.ring else "state")
+            for b in program.states
+        }
         self.starts: dict[str, int] = {}  # name of an array of the state: its first byte
 
     # Names
 
-    def _named_states(self):
-        readers: dict[Buffer, str] = {}
-        for group in self.groups:
-            for op in group:
-                for b in self.program.reads([op]):
-                    readers.setdefault(b, op.scope)
-        names = {}
-        for b in self.program.states:
-            scope = readers.get(b, "")
-            names[b] = self._unique(scope, "ring" if b.ring else "state")
-        return names
-
     def _unique(self, scope, name):
-        wanted = identifier(f"{scope.rpartition('/')[2]}_{name}" if scope else name)
-        name, number = wanted, 1
-        while name in self.taken:
-            number += 1
-            name = f"{wanted}_{number}"
+        name = identifier(f"{scope.rpartition('/')[2]}_{name}" if scope else name)
+        name = free_name(name, self.taken)
         self.taken.add(name)
         return name
 

@@ -21,8 +21,6 @@ from keras_streams.files import write_files
 
 # These neither reorder nor fuse sums, nor ignore NaN, so results do not depend on the compiler.
 OPTIONS = ["-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-_LIBRARY = ["-shared", "-fPIC"]
-_NATIVE = ["-march=native"]
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
@@ -62,15 +60,17 @@ def compile_library(source: Source) -> pathlib.Path:
     compiler = find_compiler()
     if compiler is None:
         raise ImportError("Found no C compiler: install one, or pip install ziglang")
-    key = [source.header, source.code, *compiler, *OPTIONS, *_LIBRARY, _target(tuple(compiler))]
-    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
+    options, macros = _target(tuple(compiler))
+    command = [*compiler, *OPTIONS, "-shared", "-fPIC", *options]
+    key = "\n".join([source.header, source.code, *command, macros])
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = pathlib.Path(home, "keras_streams").expanduser()
     for library in folder.glob(f"{name}-*"):
         if _is_own(folder) and _is_own(library):
             if library.name == _library_name(name, library.read_bytes()):
                 return library
-    content = _compile(source, compiler)
+    content = _compile(source, command)
     try:
         return _store(folder, name, content)
     except OSError:  # no home, another user's, or no space
@@ -85,25 +85,24 @@ def _library_name(name, content):
 
 @functools.lru_cache
 def _target(compiler):
-    """Returns the macros of a compiler: its version, and the features of the processor."""
-    for options in (_NATIVE, []):
+    """Returns the options for this processor, and the macros: its features, and the version."""
+    for options in (["-march=native"], []):  # some compilers do not know it
         command = [*compiler, *options, "-dM", "-E", "-x", "c", os.devnull]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode == 0:
             break
-    return run.stdout
+    return options, run.stdout
 
 
-def _compile(source, compiler):
+def _compile(source, command):
     """Returns the content of a shared library."""
     with tempfile.TemporaryDirectory() as folder:
         code = write_source(source, folder)
         built = code.with_suffix(".built")
-        for target in (_NATIVE, []):  # some compilers do not know it
-            command = [*compiler, *OPTIONS, *_LIBRARY, *target, str(code), "-o", str(built), "-lm"]
-            run = subprocess.run(command, capture_output=True, text=True)
-            if run.returncode == 0:
-                return built.read_bytes()
+        command = [*command, str(code), "-o", str(built), "-lm"]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode == 0:
+            return built.read_bytes()
     raise RuntimeError(f"{shlex.join(command)} failed: {run.stderr[-2000:]}")
 
 
@@ -133,17 +132,16 @@ def _temporary_folder():
 
 def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
     """Writes `prefix.h` and `prefix.c` to a folder and returns the path of `prefix.c`."""
-    write_files(source_files(source, folder))
-    return pathlib.Path(folder, f"{source.prefix}.c")
+    code, *_ = files = source_files(source, folder)
+    write_files(files)
+    return code
 
 
 def source_files(source: Source, folder: str | os.PathLike) -> dict[pathlib.Path, bytes]:
-    """Returns the contents of `prefix.h` and `prefix.c` in a folder."""
-    texts = {"h": source.comment + source.header, "c": source.code}
-    return {
-        pathlib.Path(folder, f"{source.prefix}.{suffix}"): text.encode()
-        for suffix, text in texts.items()
-    }
+    """Returns the contents of `prefix.c` and `prefix.h` in a folder."""
+    code = pathlib.Path(folder, f"{source.prefix}.c")
+    header = source.comment + source.header
+    return {code: source.code.encode(), code.with_suffix(".h"): header.encode()}
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int16_t": "int16"}
@@ -151,10 +149,6 @@ _DTYPES = {"float": "float32", "double": "float64", "int16_t": "int16"}
 
 def _pointer(array):
     return ctypes.c_void_p(array.ctypes.data)
-
-
-def _functions(source):
-    return _load(compile_library(source), source.prefix)
 
 
 @functools.lru_cache(maxsize=64)
@@ -175,27 +169,25 @@ class NativeStream:
 
     Attributes:
         inputs, outputs: Numbers of input channels (for tokens, the vocabulary size) and outputs.
+        memory: The bytes of the state.
     """
 
     def __init__(self, source: Source, state: bytes | None = None) -> None:
         self._source = source
         self.inputs, self.outputs = source.inputs, source.outputs
-        functions = _functions(source)
-        self._reset, self._step = functions["reset"], functions["step"]
-        self._state = np.zeros(source.state_bytes, "uint8")
+        self._functions = _load(compile_library(source), source.prefix)
+        self._reset, self._step = self._functions["reset"], self._functions["step"]
+        self.memory = np.zeros(source.state_bytes, "uint8")
         self._x = np.zeros(self.inputs, _DTYPES[source.real])
         self._y = np.zeros(self.outputs, _DTYPES[source.real])
-        self._at = [_pointer(array) for array in (self._state, self._x, self._y)]
+        self._at = [_pointer(array) for array in (self.memory, self._x, self._y)]
         self._weights = np.frombuffer(source.weights or b"", "uint8")
         self.reset()
         if state is not None:
-            self._state[:] = np.frombuffer(state, "uint8")
+            self.memory[:] = np.frombuffer(state, "uint8")
 
     def step(self, x: Any) -> np.ndarray:
-        """Reads one time step and returns the outputs.
-
-        Args:
-            x: Array (inputs,), or a token id.
+        """Reads one time step, an array (inputs,) or a token id, and returns the outputs.
 
         Raises:
             ValueError: If x has the wrong shape, or is not a token id in `[0, inputs)`.
@@ -223,11 +215,6 @@ class NativeStream:
             raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
         return x
 
-    @property
-    def memory(self) -> np.ndarray:
-        """The bytes of the state."""
-        return self._state
-
     def reset(self) -> None:
         """Resets the stream."""
         weights = [] if self._source.weights is None else [_pointer(self._weights)]
@@ -235,24 +222,19 @@ class NativeStream:
 
     def clone(self) -> "NativeStream":
         """Returns another stream in the same state."""
-        return type(self)(self._source, self._state.tobytes())
+        return type(self)(self._source, self.memory.tobytes())
 
     def __reduce__(self):
-        return type(self), (self._source, self._state.tobytes())
+        return type(self), (self._source, self.memory.tobytes())
 
 
 class FixedStream(NativeStream):
     """A stream of integer-only C, whose `step` takes and returns floating-point values."""
 
-    def __init__(self, source: Source, state: bytes | None = None) -> None:
-        super().__init__(source, state)
-        functions = _functions(source)
-        self._quantize, self._dequantize = functions["quantize"], functions["dequantize"]
-
     def step(self, x: Any) -> np.ndarray:
         if not self._source.takes_token:
             numbers, x = self._numbers(x).astype("float32"), np.zeros(self.inputs, "int16")
-            self._quantize(_pointer(numbers), _pointer(x))
+            self._functions["quantize"](_pointer(numbers), _pointer(x))
         q, y = super().step(x), np.zeros(self.outputs, "float32")
-        self._dequantize(_pointer(q), _pointer(y))
+        self._functions["dequantize"](_pointer(q), _pointer(y))
         return y

@@ -23,17 +23,11 @@ _MAX_CACHE_ROWS = 2**12  # of one request, which bounds its memory
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """An input or output of an endpoint.
-
-    Attributes:
-        dtype: Name of its dtype.
-        shape: Tuple of sizes; a name, such as "batch", means any size.
-        example: Fill value for warm-up requests.
-    """
+    """An input or output of an endpoint."""
 
     dtype: str
-    shape: tuple
-    example: Any = 0
+    shape: tuple  # sizes; a name, such as "batch", means any size
+    example: Any = 0  # fill value for warm-up requests
 
     def spec(self, name, rows=None):
         sizes = [rows if size == "batch" else size for size in self.shape]
@@ -49,19 +43,15 @@ class Field:
 class Endpoint:
     """A request that a served model answers.
 
-    Attributes:
-        function: Takes the inputs as keyword arguments and returns a dict of outputs. Its name and
-            docstring become the endpoint's name and description.
-        inputs, outputs: Dicts from name to `Field`.
-        draws: Whether the endpoint draws random numbers, which must depend only on its inputs.
-        tables: Lookup tables that the endpoint reads.
+    The function takes the inputs as keyword arguments and returns a dict of outputs. Its name and
+    docstring become the endpoint's name and description.
     """
 
     function: Callable
-    inputs: dict
-    outputs: dict
-    draws: bool = False
-    tables: tuple = ()
+    inputs: dict[str, Field]
+    outputs: dict[str, Field]
+    draws: bool = False  # random numbers, which must depend only on the inputs
+    tables: tuple = ()  # lookup tables that it reads
 
     @property
     def name(self):

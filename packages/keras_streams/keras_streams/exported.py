@@ -23,38 +23,29 @@ class ExportedStream:
     a method `export_stream` that returns one.
 
     Attributes:
-        model: The model or layer.
-        initial_cache, step: As of a stream.
         whole: Function from x (1, steps, inputs), or tokens (1, steps), to the outputs at all steps
             (1, steps, ...) or a structure of them, computed another way than by `step`.
-        inputs: Positive integer, number of input channels, or size of the vocabulary.
-        takes_token: Boolean, whether the input is a token id.
-        delay, rate, receptive_field: As of a stream.
-        longest: Number of steps after which there are no more outputs, or `None`.
         symbols: Structure of symbolic inputs that `step` takes, with the channels of x in order.
             Defaults to one tensor.
         example: Function from a random generator and a number to random inputs (steps, inputs).
             Defaults to normal numbers, or tokens.
-        names: Names of the outputs; may be empty.
-        notes: Lines that describe inputs and outputs.
-        fills_missing_values: Boolean, whether the model replaces NaN in its inputs.
     """
 
     model: keras.Layer
     initial_cache: Callable
     step: Callable
     whole: Callable
-    inputs: int
-    takes_token: bool = False
+    inputs: int  # input channels, or the size of the vocabulary
+    takes_token: bool = False  # whether the input is a token id
     delay: Any = 0
     rate: Any = 1
     receptive_field: int | None = None
-    longest: int | None = None
+    longest: int | None = None  # steps after which there are no more outputs
     symbols: Any = None
     example: Callable[[np.random.Generator, int], np.ndarray] | None = None
-    names: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    fills_missing_values: bool = False
+    names: Sequence[str] = ()  # of the outputs; may be empty
+    notes: Sequence[str] = ()  # lines that describe inputs and outputs
+    fills_missing_values: bool = False  # whether the model replaces NaN in its inputs
 
     def __post_init__(self) -> None:
         if self.symbols is None and self.takes_token:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.c import FIXED_TOLERANCE, check_finite, write_c
+from keras_streams.c import FIXED_TOLERANCE, check_finite, check_options, write_c
 from keras_streams.endpoints import Endpoint, graph_endpoints, write_archive
 from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
@@ -97,38 +97,18 @@ def write_step(
     series: dict[str, Any] | None = None,
     step_of: Callable[[Any], Endpoint] = _step_of,
 ) -> pathlib.Path:
-    """Exports one step of a model; see `export`.
+    """Exports one step of a model; see `export` and `write_c`.
 
-    Args:
-        model, path, format, weights, overwrite: As in `export`.
-        integers: `quantization`, `representative_data` and `quantization_tolerance` of `export`.
-        series: As in `write_c`.
-        step_of: Function that returns the step of a model for LiteRT or ONNX. Defaults to that of
-            its stream.
+    `integers` are `quantization`, `representative_data` and `quantization_tolerance`. The function
+    `step_of` returns the step of a model for LiteRT or ONNX.
     """
     path = pathlib.Path(path).expanduser()
     if format == "c":
         return write_c(model, path, series, overwrite, *integers, weights)
-    quantization, data, tolerance = integers
     if format not in SUFFIXES:
         formats = ", ".join(map(repr, SUFFIXES))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
-    known = (None, "int8") if format == "litert" else (None,)
-    if quantization not in known:
-        raise ValueError(
-            f"`quantization` must be one of {', '.join(map(repr, known))} with format={format!r}. "
-            f"Received: quantization={quantization!r}"
-        )
-    if data is not None or weights != "code":
-        raise ValueError(
-            "`representative_data` and `weights` are only for format='c'. Received: "
-            f"weights={weights!r} with format={format!r}"
-        )
-    if not tolerance > 0 or (quantization is None and tolerance != FIXED_TOLERANCE):
-        raise ValueError(
-            "`quantization_tolerance` must be positive, and needs `quantization`. Received: "
-            f"quantization_tolerance={tolerance} with format={format!r}"
-        )
+    check_options(format, integers, weights)
     if path.suffix != SUFFIXES[format]:
         raise ValueError(
             f"`path` must end in {SUFFIXES[format]} with format={format!r}. Received: {path}"
@@ -139,6 +119,7 @@ def write_step(
     step, stream = step_of(model), exported_stream(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, overwrite=overwrite)
+    quantization, _, tolerance = integers
     if format == "litert":
         content = _to_litert(step, quantization)
         differences = _differences(_litert_step(content), step, stream)

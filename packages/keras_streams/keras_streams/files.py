@@ -91,9 +91,7 @@ def write_files(contents: Mapping[Path, bytes], mode: int | None = None) -> None
 def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Iterator[None]:
     """Names `path` in an `OSError` about one of its temporary files, or about a full disk.
 
-    Args:
-        path: The file or folder being written.
-        temporary: The prefix of the paths under which it is written.
+    `temporary` is the prefix of the paths under which it is written.
     """
     try:
         yield

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,12 +12,9 @@ _LOCAL = {"x", "y", "ids"}  # variables of the step, which functions take as arg
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """A statement of C.
+    """A statement of C, of the layer at the path `scope`, which runs under the guard's conditions.
 
-    Attributes:
-        text: Its lines.
-        scope: Path of the layer that it belongs to.
-        guard: Addresses of the conditions under which it runs.
+    A guard has the addresses of the conditions.
     """
 
     text: str
@@ -27,15 +24,9 @@ class Statement:
 
 @dataclasses.dataclass
 class Function:
-    """A function in place of equal groups of statements.
+    """A function in place of equal groups of statements, with the arguments of each call."""
 
-    Attributes:
-        parameters: Dict from name to type.
-        calls: List of the arguments of each call.
-        body: List of statements.
-    """
-
-    parameters: dict[str, str]
+    parameters: dict[str, str]  # from name to type
     calls: list[tuple[str, ...]]
     body: list[Statement]
 
@@ -43,11 +34,9 @@ class Function:
 def grouped(
     statements: Sequence[Statement], names: Mapping[str, str]
 ) -> list[Statement | Function]:
-    """Returns statements with functions in place of equal groups in a row.
+    """Returns statements of one guard with functions in place of equal groups in a row.
 
-    Args:
-        statements: Statements with the same guard.
-        names: Dict from the names that may differ, and of variables, to the types of parameters.
+    `names` has the names that may differ, and of variables, with the types of parameters.
     """
     forms: dict[tuple, int] = {}
     ids = np.array([forms.setdefault(_form(s.text, names), len(forms)) for s in statements])
@@ -109,7 +98,7 @@ def _function(groups, names):
         word = words[0] if words[0] in names else before
         word = word.rstrip("_0123456789").rpartition("_")[2] or "n"
         if (word, words) not in arguments:
-            arguments[word, words] = _free(word, arguments.values())
+            arguments[word, words] = free_name(word, arguments.values())
         body.append(arguments[word, words])
     statements = [
         Statement(text, _span([s.scope for s in of]), of[0].guard)
@@ -121,7 +110,8 @@ def _function(groups, names):
     )
 
 
-def _free(word, taken):
+def free_name(word: str, taken: Collection[str]) -> str:
+    """Returns a word, with a number if it is taken."""
     name, number = word, 1
     while name in taken:
         number += 1

@@ -39,11 +39,7 @@ def write_wasm(
 
 
 def compile_wasm(source: Source) -> bytes:
-    """Returns WebAssembly with the functions `inputs`, `outputs`, `reset` and `step`.
-
-    Raises:
-        RuntimeError: If the compiler fails.
-    """
+    """Returns WebAssembly with the functions `inputs`, `outputs`, `reset` and `step`."""
     names = ["outputs", "reset", "step", *([] if source.takes_token else ["inputs"])]
     exports = [f"-Wl,--export={name}" for name in names]
     stack = 2**16 + -(-source.stack_bytes // 16) * 16

@@ -92,10 +92,10 @@ def test_without_a_cache_folder_a_private_one_is_used(source, monkeypatch, tmp_p
 
 def test_another_processor_or_compiler_has_a_library_of_its_own(source, monkeypatch):
     library = compile_library(source)
-    target = compiled._target(tuple(find_compiler()))
-    assert "__VERSION__" in target
+    options, macros = compiled._target(tuple(find_compiler()))
+    assert "__VERSION__" in macros
     for change in ("#define __AVX9000__ 1\n", '#define __VERSION__ "99"\n'):
-        monkeypatch.setattr(compiled, "_target", lambda compiler, change=change: target + change)
+        monkeypatch.setattr(compiled, "_target", lambda _, more=change: (options, macros + more))
         assert compile_library(source) != library
 
 

@@ -55,7 +55,7 @@ def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, 
 
 def test_options_of_other_formats_are_errors(tmp_path):
     for format, suffix, options, message in (
-        ("litert", "tflite", {"weights": "file"}, "only for format='c'"),
+        ("litert", "tflite", {"weights": "file"}, "`weights` must be"),
         ("onnx", "onnx", {"quantization": "int8"}, "`quantization` must be one of None with"),
         ("pb", "pb", {}, "`format` must be one of"),
         ("onnx", "tflite", {}, "must end in .onnx"),
