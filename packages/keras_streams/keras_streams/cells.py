@@ -21,43 +21,26 @@ class Cells:
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """A state as a ring of rows: each step overwrites the oldest row and moves the head by one.
-
-    Attributes:
-        rows, width: Number of rows, and of numbers in a row.
-        head: Number of the counter that points to the oldest row. Rings that move together share
-            it.
-    """
+    """A state as a ring of rows: each step overwrites the oldest row and moves the head by one."""
 
     rows: int
-    width: int
-    head: int
+    width: int  # numbers in a row
+    head: int  # number of the counter of the oldest row; rings that move together share it
 
 
 @dataclasses.dataclass(eq=False)
 class Buffer:
-    """Consecutive numbers.
+    """Consecutive numbers."""
 
-    Attributes:
-        kind: "input", "state", "constant", "work" or "output".
-        base: Address of the first number.
-        shape, dtype: As of an array.
-        data: Array of the values of a constant, and of the initial values of a state.
-        scope: Path of the layer that it belongs to.
-        name: What it holds, such as "kernel".
-        ring: `Ring` of a state, or None.
-        bits: Number of fractional bits of integers: q stands for q / 2**bits.
-    """
-
-    kind: str
-    base: int
+    kind: str  # "input", "state", "constant", "work" or "output"
+    base: int  # address of the first number
     shape: tuple[int, ...]
     dtype: str
-    data: np.ndarray | None = None
-    scope: str = ""
-    name: str = ""
-    ring: Ring | None = None
-    bits: int = 0
+    data: np.ndarray | None = None  # of a constant, and the initial values of a state
+    scope: str = ""  # path of the layer that it belongs to
+    name: str = ""  # what it holds, such as "kernel"
+    ring: Ring | None = None  # of a state
+    bits: int = 0  # fractional bits of integers: q stands for q / 2**bits
 
     @property
     def size(self) -> int:
@@ -88,28 +71,18 @@ class Op:
     - "store": args[0], written to a state; to a ring, as its newest row;
     - "call": the C function `name` of a row of the results, of the rows of `args` (an empty one is
       NULL), and of `numbers`.
-
-    Attributes:
-        kind, name: See above.
-        buffer, start: The buffer that it writes, and its first element there.
-        args: Arrays of addresses.
-        matrices: Arrays of numbers.
-        scope: Path of the layer that it belongs to.
-        guard: `Guard` outside of which nothing reads its result.
-        numbers: Integers.
-        words: Words of a C function, and what replaces them.
     """
 
     kind: str
     name: str
     buffer: Buffer
-    args: list[np.ndarray]
+    args: list[np.ndarray]  # addresses
     matrices: list[np.ndarray] = dataclasses.field(default_factory=list)
-    scope: str = ""
-    guard: Guard = frozenset()
-    start: int = 0
+    scope: str = ""  # path of the layer that it belongs to
+    guard: Guard = frozenset()  # outside of it nothing reads the result
+    start: int = 0  # the first element of the buffer that it writes
     numbers: Sequence[int] = ()
-    words: dict[str, Any] = dataclasses.field(default_factory=dict)
+    words: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a C function: replacements
 
     @property
     def size(self) -> int:
@@ -118,26 +91,15 @@ class Op:
 
 
 class Program:
-    """Buffers, and the operations on them in order.
-
-    Args:
-        real: The dtype of all floating-point numbers, "float32" or "float64".
-
-    Attributes:
-        ops: List of `Op`s.
-        stores: List of the `Op`s that write the states at the end of a step.
-        inputs: List of the input buffers.
-        output: Addresses of the outputs.
-        buffers: List of all buffers, by address.
-    """
+    """Buffers, and the operations on them in order."""
 
     def __init__(self, real: str = "float32") -> None:
-        self.real = real
+        self.real = real  # the dtype of all floating-point numbers, "float32" or "float64"
         self.ops: list[Op] = []
-        self.stores: list[Op] = []
+        self.stores: list[Op] = []  # write the states at the end of a step
         self.inputs: list[Buffer] = []
-        self.output = np.zeros(0, "int32")
-        self.buffers: list[Buffer] = []
+        self.output = np.zeros(0, "int32")  # addresses
+        self.buffers: list[Buffer] = []  # by address
         self._bases: list[int] = []
         self._array: np.ndarray | None = None
         self._constants: dict[tuple, Buffer] = {}

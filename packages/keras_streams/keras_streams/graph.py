@@ -17,22 +17,20 @@ from keras_streams.protocol import all_layers, has_protocol
 from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
 
+
+def of_any_rank(*names: str) -> tuple[type, ...]:
+    """Returns the layers of Keras for one to three axes, such as those of "Conv{}D"."""
+    found = [name.format(rank) for name in names for rank in (1, 2, 3)]
+    return tuple(getattr(keras.layers, name) for name in found if hasattr(keras.layers, name))
+
+
 # Layers of Keras that are taken as the operations of their `call`, too.
-_OF_OPERATIONS = (
-    *(keras.layers.ZeroPadding1D, keras.layers.ZeroPadding2D, keras.layers.ZeroPadding3D),
-    *(keras.layers.Cropping1D, keras.layers.Cropping2D, keras.layers.Cropping3D),
-    *(keras.layers.UpSampling1D, keras.layers.UpSampling2D, keras.layers.UpSampling3D),
-    keras.layers.Permute,
-)
-_CONCATENATES = keras.layers.Concatenate, Concatenate
+_OF_OPERATIONS = of_any_rank("ZeroPadding{}D", "Cropping{}D", "UpSampling{}D", "Permute")
+CONCATENATIONS = keras.layers.Concatenate, Concatenate
 
 
 class DoesNotStream(ValueError):
-    """An operation does not stream.
-
-    Attributes:
-        call: Its call.
-    """
+    """An operation does not stream: that of `call`."""
 
     def __init__(self, message: str, call: "Call"):
         super().__init__(message)
@@ -41,12 +39,7 @@ class DoesNotStream(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Computed:
-    """A tensor that depends on no input.
-
-    Attributes:
-        function: Function that returns it.
-        is_constant: Boolean, whether it depends on no weights either.
-    """
+    """A tensor that depends on no input, and if it is constant, on no weights either."""
 
     function: Callable[[], Tensor]
     is_constant: bool = True
@@ -55,30 +48,32 @@ class Computed:
         return self.function()
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `to_stream`, and the outputs of calls that get each window as a whole."""
+
+    time_axis: Any = None
+    window: int | None = None
+    ignore_masks: bool = False
+    max_context: int | None = None
+    joined: frozenset[int] = frozenset()
+
+
 @dataclasses.dataclass
 class Call:
     """A call of a layer or operation.
 
-    Attributes:
-        operation: The layer or operation.
-        arguments: The positional and the named arguments, with symbolic tensors.
-        sources: Dict from the id of a symbolic tensor to its number in the graph, or to what is
-            `Computed`.
-        specs: List of the symbolic outputs.
-        model: Path of the model that makes the call.
-        outputs: List of the numbers of the outputs.
-        place: Its place in the graph, for error messages.
-        axes, output_axes: Lists of the time axes of the inputs and outputs, where it is not 1.
+    `sources` maps the id of a symbolic tensor to its number in the graph, or to what is `Computed`.
     """
 
     operation: Any
-    arguments: tuple[Sequence, dict[str, Any]]
+    arguments: tuple[Sequence, dict[str, Any]]  # positional and named, with symbolic tensors
     sources: dict[int, Any]
-    specs: list[keras.KerasTensor]
-    model: str
-    outputs: list[int] = dataclasses.field(default_factory=list)
-    place: str = ""
-    axes: Sequence[int] = ()
+    specs: list[keras.KerasTensor]  # the symbolic outputs
+    model: str  # path of the model that makes the call
+    outputs: list[int] = dataclasses.field(default_factory=list)  # their numbers
+    place: str = ""  # in the graph, for error messages
+    axes: Sequence[int] = ()  # the time axes of the inputs, where they are not 1
     output_axes: Sequence[int] = ()
 
     @property
@@ -115,7 +110,7 @@ class Call:
             return known[id(x)] if id(x) in known else self.computed(x)
 
         arguments, named = keras.tree.map_structure(value, self.arguments)
-        if values and isinstance(self.operation, _CONCATENATES):  # no part of one row is broadcast
+        if values and isinstance(self.operation, CONCATENATIONS):  # no part of one row is broadcast
             parts, *others = arguments
             rows = ops.shape(values[0])[0]
             parts = [x if x.shape[0] != 1 else ops.repeat(x, rows, axis=0) for x in parts]
@@ -168,12 +163,6 @@ class Call:
         sources = {id(x): change(self.sources[id(x)]) for x in self.tensors}
         return dataclasses.replace(self, sources=self.sources | sources)
 
-    def without_mask(self) -> "Call":
-        """Returns the call without its argument `mask`."""
-        args, named = self.arguments
-        named = {name: x for name, x in named.items() if name != "mask"}
-        return dataclasses.replace(self, arguments=(args, named))
-
     def refusal(self, reason: str) -> DoesNotStream:
         """Returns the error for an operation that does not stream."""
         return DoesNotStream(f"{self.place} does not stream: {reason}", self)
@@ -182,25 +171,20 @@ class Call:
 class Graph:
     """The calls of a model, each after those that it depends on.
 
+    The inputs, a structure of symbolic tensors, have the numbers 0, 1, ...; `outputs` is a
+    structure of the numbers of the outputs.
+
     Args:
         model: Built functional model, `keras.Sequential` or layer.
+        options: Those of the stream. Layers that cannot be traced with an unknown number of steps
+            are traced with `max_context`.
         traced: Whether layers that are not Keras' own become the operations of their `call`, where
             it can be traced with symbolic tensors.
-        length: Number of steps for layers that cannot be traced with an unknown one, or `None`.
-
-    Attributes:
-        name: Name of the model.
-        inputs: Structure of the symbolic inputs, whose numbers are 0, 1, ...
-        outputs: Structure of the numbers of the outputs.
-        calls: List of `Call`s.
-
-    Raises:
-        ValueError: If a layer was built for several inputs; wrap it in a model first.
     """
 
-    def __init__(self, model: keras.Layer, traced: bool = True, length: int | None = None):
+    def __init__(self, model: keras.Layer, options: Options, traced: bool):
         functional = functional_of(model) or _function_of(model)
-        self.name, self._traces, self._length = model.name, traced, length
+        self.name, self._options, self._traces = model.name, options, traced
         self._numbers: Iterator[int] = itertools.count()
         self.calls: list[Call] = []
         numbers = [next(self._numbers) for _ in functional.inputs]
@@ -220,6 +204,8 @@ class Graph:
             call.place = f"{operation.name} ({type(operation).__name__})"
             if operation is not model:
                 call.place += f", operation {i} of {len(self.calls)}, in {call.model},"
+            if options.ignore_masks:
+                call.arguments[1].pop("mask", None)
             if isinstance(operation, keras.layers.SpectralNormalization):
                 # In inference it is its layer, unless it rounds an embedding to tokens' dtype.
                 if not isinstance(operation.layer, keras.layers.Embedding):
@@ -249,7 +235,7 @@ class Graph:
             if given is not None:
                 inputs = [known[id(x)] for x in given]
             else:
-                arguments = node.arguments.args, node.arguments.kwargs
+                arguments = node.arguments.args, dict(node.arguments.kwargs)
                 sources = {id(x): known[id(x)] for x in node.input_tensors}
                 call = Call(operation, arguments, sources, node.outputs, path)
                 inner, values = self._traced(call)
@@ -285,8 +271,8 @@ class Graph:
         if (len(dtypes) > 1 and layer.variables) or not all(x.built for x in layers):
             return None, []
         function, values = _traced(call, layers, None)
-        if function is None and self._length is not None:
-            function, values = _traced(call, layers, self._length)
+        if function is None and self._options.max_context is not None:
+            function, values = _traced(call, layers, self._options.max_context)
         return function, values
 
 

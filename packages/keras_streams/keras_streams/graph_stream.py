@@ -15,18 +15,12 @@ from keras_streams.graph import (
     Computed,
     DoesNotStream,
     Graph,
+    Options,
     from_axis,
     functional_of,
     to_axis,
 )
-from keras_streams.parts import (
-    Delay,
-    Options,
-    Part,
-    Signal,
-    Table,
-    select,
-)
+from keras_streams.parts import Delay, Part, Signal, Table, select
 from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
@@ -181,11 +175,9 @@ class GraphStream(StreamingMixin):
 
     def __init__(self, model: keras.Layer, options: Options, traced: bool):
         self.model, self.name, self.options = model, model.name, options
-        self.compute_dtype = model.compute_dtype
-        self.graph = Graph(model, traced, options.max_context)
+        self.compute_dtype, self.variables = model.compute_dtype, model.variables
+        self.graph = Graph(model, options, traced)
         self.inputs = self.graph.inputs  # a structure of symbolic tensors
-        if options.ignore_masks:
-            self.graph.calls = [call.without_mask() for call in self.graph.calls]
         self.time_axes = _time_axes(self.graph, options.time_axis)
         self.length = _known_length(self.graph, self.time_axes, options.window)
         self.plan = self.plan_for(self.length)
@@ -212,7 +204,7 @@ class GraphStream(StreamingMixin):
         self._shapes = keras.tree.map_structure(lambda leaf: [None, *leaf.shape[1:]], cache)
 
     def plan_for(self, length: int | None) -> "Plan":
-        """Returns the plan for a number of steps."""
+        """Returns the plan for a number of steps, `None` if it is unknown."""
         return Plan(self.graph, self.time_axes, length, self.options)
 
     def whole(self, xs: list[Tensor]) -> list[Tensor]:
@@ -221,11 +213,6 @@ class GraphStream(StreamingMixin):
         ys = self.model(keras.tree.pack_sequence_as(self.inputs, xs))
         ys = zip(keras.tree.flatten(ys), self.output_signals, strict=True)
         return [from_axis(y, signal.axis if signal.has_time else None) for y, signal in ys]
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The variables of the model."""
-        return self.model.variables
 
     @property
     def receptive_field(self) -> int | None:
@@ -303,14 +290,13 @@ class GraphStream(StreamingMixin):
 
     def _each(self, xs, states, function):
         values, states, after = dict(enumerate(xs)), iter(states), []
-        # `trace` finds the call of a part by the name of this variable.
-        for planned in self.plan.parts:
-            state = next(states) if planned.keeps else None
+        for part in self.plan.parts:
+            state = next(states) if part.keeps else None
             # As within the model: at the outermost level TensorFlow takes fewer names of layers.
             with keras.name_scope("stream"):
-                outputs, state = function(planned, [values[n] for n in planned.reads], state)
-            values.update(zip(planned.writes, outputs, strict=True))
-            if planned.keeps:
+                outputs, state = function(part, [values[n] for n in part.reads], state)
+            values.update(zip(part.writes, outputs, strict=True))
+            if part.keeps:
                 after.append(state)
         return values, after
 
@@ -360,26 +346,7 @@ class GraphStream(StreamingMixin):
 
 
 class Plan:
-    """The parts of a graph's stream, and the timing of its samples.
-
-    Args:
-        graph: The graph.
-        length: Number of steps of the model's inputs, None if unknown.
-        options: Those of the stream.
-
-    Attributes:
-        inputs: List of the `Signal`s of the inputs.
-        signals: Dict of the `Signal`s of all tensors.
-        parts: List of `Part`s, in order.
-        first_offset, last_offset: Earliest (at most 0) and latest (at least 0) step at which the
-            first sample of a tensor comes.
-        cycle: Number of steps after which the pattern of samples repeats.
-        reach: Number of steps that an output depends on, where it is known.
-        rows: Number of rows of the shortest table with a row for each step, or None.
-        longest: Number of steps after which there are no more outputs, or None.
-        outputs: Structure of the numbers of the outputs.
-        uneven: The first call whose inputs have different numbers of samples, or None.
-    """
+    """The parts of a graph's stream for inputs of a length, and the timing of its samples."""
 
     def __init__(self, graph: Graph, axes: list[int | None], length: int | None, options: Options):
         tensors = keras.tree.flatten(graph.inputs)
@@ -387,9 +354,9 @@ class Plan:
             _input_signal(graph, tensor, axis, length, options.window is not None)
             for tensor, axis in zip(tensors, axes, strict=True)
         ]
-        self.signals = dict(enumerate(self.inputs))
-        self.parts: list[Part] = []
-        self.uneven: Call | None = None
+        self.signals = dict(enumerate(self.inputs))  # of all tensors
+        self.parts: list[Part] = []  # in order
+        self.uneven: Call | None = None  # the first whose inputs have different lengths
         self._options = options
         # By tensor: its delays and window, the first steps that it slices to make zeros or ones of
         # them, and the constants themselves.
@@ -400,18 +367,26 @@ class Plan:
             call = call.with_sources(lambda n: self._constants.get(n, n))
             if options.window is not None or not self._is_start(graph, call):
                 self._plan(call)
-        self.outputs = graph.outputs
+        self.outputs = graph.outputs  # a structure of the numbers of the tensors
         if options.window is not None:
             last = options.window - 1
             self.outputs = keras.tree.map_structure(
                 lambda n: self._at_the_end(graph, n, last), self.outputs
             )
-        self._remove_unused()
+        needed = set(keras.tree.flatten(self.outputs))
+        for part in self.parts[::-1]:
+            if part.call is not None or needed & {*part.writes}:
+                needed |= {*part.reads}
+            else:  # a delay that no part needs after all
+                self.parts.remove(part)
         signals = self.signals.values()
+        # The earliest and the latest step at which the first sample of a tensor comes.
         self.first_offset = min(0, *(signal.offset for signal in signals))
         self.last_offset = max(0, *(signal.offset for signal in signals))
         self.cycle = math.lcm(*(signal.pause for signal in signals))
+        # Steps that an output depends on, where it is known.
         self.reach = math.ceil(max(s.back for s in signals if s.back is not None))
+        # Rows of the shortest table, and steps after which there are no more outputs.
         ending = [(part, part.most) for part in self.parts if part.most]
         self.rows = min((most for part, most in ending if isinstance(part, Table)), default=None)
         ends = (p.signal.offset + math.ceil(p.signal.period * most) for p, most in ending)
@@ -458,16 +433,9 @@ class Plan:
         self._constants[output] = Computed(lambda: make(shape, spec.dtype))
         return True
 
-    def _remove_unused(self):
-        """Removes delays that no part needs after all."""
-        needed = set(keras.tree.flatten(self.outputs))
-        for part in reversed(self.parts):
-            if part.call is not None or needed & {*part.writes}:
-                needed |= {*part.reads}
-        self.parts = [p for p in self.parts if p.call is not None or needed & {*p.writes}]
-
     def _parts(self, call):
-        return make_parts(call, [self.signals[n] for n in call.inputs], self._options)
+        made = make_parts(call, [self.signals[n] for n in call.inputs], self._options)
+        return made if isinstance(made, list) else [made]
 
     def _with_tables(self, call):
         """Returns a call whose arguments with a row for each step are inputs."""
@@ -502,13 +470,13 @@ class Plan:
                         "its outputs for a window alone differ from those in a longer sequence, "
                         'whose past is not zero. Train the model with padding="valid".'
                     )
-        call = self._aligned(call.with_sources(lambda n: self._unfolded(call, n)))
-        return call, self._parts(call)
 
-    def _unfolded(self, call, n):
-        """Returns an input of a call with each window as one sample."""
-        signal = self.signals[n]
-        return self._once(n, None, lambda: unfolded(call, signal)) if signal.has_time else n
+        def whole(n):
+            signal = self.signals[n]
+            return self._once(n, None, lambda: unfolded(call, signal)) if signal.has_time else n
+
+        joined = self._aligned(call.with_sources(whole))
+        return joined, self._parts(joined)
 
     def _once(self, n, what, make):
         """Returns the tensor that a part makes of a tensor; there is one part for each `what`."""
@@ -580,15 +548,15 @@ def _time_axes(graph, given):
                 f"{[tuple(x.shape) for x in tensors]}"
             )
         return [None if a is None else a % rank for a, rank in zip(axes, ranks, strict=True)]
-    have_time = [_has_time(graph, n, x.shape) for n, x in enumerate(tensors)]
-    if not any(have_time):
+    axes = [1 if _has_time(graph, n, x.shape) else None for n, x in enumerate(tensors)]
+    if not any(axes):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
             "time, channels), or (batch, None) without channels; or say where it is, as in "
             f"to_stream(model, time_axis=1). Received: {tensors[0].name} of shape "
             f"{tuple(tensors[0].shape)}"
         )
-    return [1 if has_time else None for has_time in have_time]
+    return axes
 
 
 def _has_time(graph, n, shape):

@@ -24,37 +24,16 @@ _MOVES = set(
 )
 _SAME = {"Copy", "ConvertToTensor", "Identity", "StopGradient"}
 _WRAPPING = {"int8", "int16", "uint8", "uint16", "uint32", "uint64"}  # in C they have 64 bits
-REDUCTIONS = {  # class of the operation: name
-    "Sum": "sum",
-    "Max": "max",
-    "Amax": "max",
-    "Min": "min",
-    "Amin": "min",
-    "Prod": "prod",
-    "Any": "max",
-    "All": "min",
-}
+REDUCTIONS = {"Sum": "sum", "Max": "max", "Amax": "max", "Min": "min", "Amin": "min"}
+REDUCTIONS |= {"Prod": "prod", "Any": "max", "All": "min"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Map:
-    """An element-by-element function.
-
-    Attributes:
-        c: C expression of its operands {0}, {1}, ...
-        numpy: The function in NumPy.
-    """
+    """An element-by-element function: a C expression of operands {0}, {1}, ..., and in NumPy."""
 
     c: str
     numpy: Callable
-
-
-def _erf(x):
-    return np.vectorize(math.erf, otypes=["float64"])(x)
-
-
-def _sigmoid(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
 
 
 MAPS = {
@@ -76,9 +55,9 @@ MAPS = {
     "Log": Map("logarithm({0})", np.log),
     "Log1p": Map("logarithm_of_1_plus({0})", np.log1p),
     "Power": Map("powf({0}, {1})", np.power),
-    "Sigmoid": Map("sigmoid({0})", _sigmoid),
+    "Sigmoid": Map("sigmoid({0})", lambda x: 0.5 * (1 + np.tanh(0.5 * x))),
     "Tanh": Map("hyperbolic({0})", np.tanh),
-    "Erf": Map("erff({0})", _erf),
+    "Erf": Map("erff({0})", np.vectorize(math.erf, otypes=["float64"])),
     "Sin": Map("sinf({0})", np.sin),
     "Cos": Map("cosf({0})", np.cos),
     "Floor": Map("floorf({0})", np.floor),
@@ -99,20 +78,11 @@ MAPS = {
     "Where": Map("{0} ? {1} : {2}", np.where),
     "Cast": Map("{0}", lambda x: x),
 }
-_ALIASES = {
-    "TrueDivide": "Divide",
-    "Abs": "Absolute",
-    "Fabs": "Absolute",
-    "Select": "Where",
-}
+_ALIASES = {"TrueDivide": "Divide", "Abs": "Absolute", "Fabs": "Absolute", "Select": "Where"}
 
 
 def lower(traced: Trace, real: str = "float32") -> Program:
-    """Returns a program that computes a traced step.
-
-    Args:
-        traced: The step.
-        real: The dtype of all its floating-point numbers, "float32" or "float64".
+    """Returns a program that computes a traced step in "float32" or "float64".
 
     Raises:
         ValueError: An operation is not supported.
@@ -162,9 +132,7 @@ class _Lowering:
                     f"{place}the operation {type(node.operation).__name__} has no C code. {error}"
                 ) from error
             outputs = keras.tree.flatten(outputs)
-            for tensor, value in zip(node.outputs, outputs, strict=True):
-                assert tuple(value.at.shape) == tuple(tensor.shape), (node.operation, tensor)
-                self.env[id(tensor)] = value
+            self.env.update((id(t), y) for t, y in zip(node.outputs, outputs, strict=True))
 
     def value(self, tensor: Any) -> Any:
         """Returns the cells of a symbolic tensor, or a constant."""
@@ -182,13 +150,11 @@ class _Lowering:
         name = type(operation).__name__
         dtype = node.outputs[0].dtype
         given = [v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, Cells)]
-        known = [self.program.values(v.at) for v in given]
         if name in ("OnesLike", "ZerosLike", "FullLike"):
             value = args[1] if name == "FullLike" else float(name == "OnesLike")
-            return Cells(
-                self.constant(np.full(args[0].at.shape, value, self.program.element_type(dtype)))
-            )
-        if all(values is not None for values in known):
+            kind = self.program.element_type(dtype)
+            return Cells(self.constant(np.full(args[0].at.shape, value, kind)))
+        if all(self.program.values(v.at) is not None for v in given):
             return self.folded(operation, args, kwargs)
         if name in _SAME:
             return args[0]
@@ -287,13 +253,11 @@ class _Lowering:
         neutral = {"Add": 0, "Multiply": 1, "Subtract": 0, "Divide": 1}.get(name)
         for one, other in ((1, 0), (0, 1)) if neutral is not None else ():
             known = self.program.values(arrays[one])
-            same = (
-                self.program.element_type(dtype)
-                == self.program.owner(int(arrays[other].flat[0])).dtype
-            )
-            if known is None or not np.all(known == neutral) or not same:
+            kind = self.program.owner(int(arrays[other].flat[0])).dtype
+            if known is None or not np.all(known == neutral):
                 continue
-            if one == 1 or name in ("Add", "Multiply"):
+            is_same = kind == self.program.element_type(dtype)
+            if is_same and (one == 1 or name in ("Add", "Multiply")):
                 return arrays[other]
         return self.add("map", name, arrays[0].shape, dtype, [a.reshape(-1) for a in arrays])
 
@@ -328,15 +292,11 @@ class _Lowering:
         (left, right), out = _letters(subscripts, _shape(x), _shape(y))
         if not isinstance(x, Cells):
             x, y, left, right = y, x, right, left
-        size = {
-            **dict(zip(left, _shape(x), strict=True)),
-            **dict(zip(right, _shape(y), strict=True)),
-        }
+        size = dict(zip([*left, *right], [*_shape(x), *_shape(y)], strict=True))
         shared = [c for c in left if c in right and c in out]
         inner = [c for c in left if c in right and c not in out]
-        rows, columns = (
-            [c for c in one if c not in other] for one, other in ((left, right), (right, left))
-        )
+        rows = [c for c in left if c not in right]
+        columns = [c for c in right if c not in left]
         if any(c not in out for c in rows + columns) or len({*left}) < len(left):
             raise NotImplementedError("Sum over the other axes before the product.")
         n_shared, n_rows, n_inner, n_columns = (
@@ -352,11 +312,10 @@ class _Lowering:
         elif n_shared > 1 and n_columns <= _NARROW:
             found = self.element_products(a, self.program.constant(b, self.scope, "kernel"), dtype)
         else:
-            zeros = np.zeros((n_rows, n_columns), "int32")
-            found = np.stack([
-                self.add("product", "", zeros.shape, dtype, [zeros, part], [matrix])
-                for part, matrix in zip(a, b, strict=True)
-            ])  # fmt: skip
+            zeros, pairs = np.zeros((n_rows, n_columns), "int32"), zip(a, b, strict=True)
+            found = np.stack(
+                [self.add("product", "", zeros.shape, dtype, [zeros, x], [m]) for x, m in pairs]
+            )
         found = found.reshape([size[c] for c in shared + rows + columns])
         return found.transpose([(shared + rows + columns).index(c) for c in out])
 

@@ -1,5 +1,6 @@
 """Compiled steps: XLA, and one packed tensor for the whole cache."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,32 +91,26 @@ def compiled_step(
     # Both may be structures for a graph's stream. Other streams have a single input and output.
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
-    returns_several = keras.tree.is_nested(outputs)
-    weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
+    variables = [] if frozen else layer.variables
+    weights = [(v, ops.convert_to_numpy(v)) for v in layer.variables] if frozen else []
 
     def compile_for(specs):
         def step(*arguments):
             xs, cache = arguments[: len(flat)], PackedCache(arguments[len(flat) :], specs)
-            y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), cache.unpack())
+            constants = [(v, ops.convert_to_tensor(value)) for v, value in weights]
+            with keras.StatelessScope(constants) if frozen else contextlib.nullcontext():
+                y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), cache.unpack())
             return [*keras.tree.flatten(y), *PackedCache.pack(cache, specs).tensors]
 
-        def frozen_step(*arguments):
-            values = map(ops.convert_to_tensor, weights)
-            mapping = list(zip(layer.variables, values, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
-                return step(*arguments)
-
-        function = frozen_step if frozen else step
-        if keras.backend.backend() == "tensorflow":
-            return compile_flat(function)
-        return compile_xla(function, [] if frozen else layer.variables)
+        is_flat = keras.backend.backend() == "tensorflow"
+        return compile_flat(step) if is_flat else compile_xla(step, variables)
 
     def call(x, cache):
         cache = cache if isinstance(cache, PackedCache) else PackedCache.pack(cache)
         if cache.key not in compiled:
             compiled[cache.key] = compile_for(cache.specs)
         tensors = compiled[cache.key](*flatten_inputs(x, inputs), *cache.tensors)
-        y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
+        y = keras.tree.pack_sequence_as(outputs, tensors[:count])
         return y, PackedCache(tensors[count:], cache.specs, cache.key)
 
     return call

@@ -20,6 +20,7 @@ from keras import ops
 
 from keras_streams.graph import Call, to_axis
 from keras_streams.protocol import at_least_float32
+from keras_streams.trace import Scoped
 from keras_streams.types import Tensor
 
 
@@ -27,33 +28,21 @@ from keras_streams.types import Tensor
 class Signal:
     """A tensor of a model as a stream: sample n comes with step `offset + n * period`.
 
-    Attributes:
-        shape: Shape of a sample.
-        dtype: Dtype of a sample.
-        period: Number of steps from one sample to the next. With a period of 1/2, two samples come
-            with every step.
-        offset: The step that sample 0 comes with. Below zero for padding before the first step.
-        back: Number of earlier steps that a sample depends on, `None` for all.
-        length: Number of samples in the model's whole sequence, `None` if unknown.
-        has_time: Whether the tensor has a time axis. If not, sample n is the tensor of a sequence
-            that ends with it.
-        axis: The time axis in the model. Samples have it on axis 1.
-        is_static: Whether the tensor depends on inputs without a time axis only: all samples are
-            equal.
-        in_window: Whether the sequence is a window of the stream, so that sample n without a time
-            axis belongs to the window that starts with sample n.
+    With a period of 1/2, two samples come with every step. The offset is below zero for padding
+    before the first step. If the tensor has no time axis, sample n is that of a sequence that ends
+    with sample n, or in a window of the stream, that of the window that starts with sample n.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a sample
     dtype: str
     period: Fraction = Fraction(1)
     offset: int = 0
-    back: Fraction | None = Fraction(0)
-    length: int | None = None
+    back: Fraction | None = Fraction(0)  # earlier steps that a sample depends on, None for all
+    length: int | None = None  # samples in the model's whole sequence, None if unknown
     has_time: bool = True
-    axis: int = 1
-    is_static: bool = False
-    in_window: bool = False
+    axis: int = 1  # of time in the model; samples have it on axis 1
+    is_static: bool = False  # depends on inputs without a time axis only: all samples are equal
+    in_window: bool = False  # whether the sequence is a window of the stream
 
     @property
     def block(self) -> int:
@@ -100,28 +89,10 @@ OR_WINDOW = (
 Active = Callable[[Signal], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options of `to_stream`.
-
-    Attributes:
-        time_axis, window, ignore_masks, max_context: See `to_stream`.
-        joined: Outputs of calls that get each window as a whole.
-    """
-
-    time_axis: Any = None
-    window: int | None = None
-    ignore_masks: bool = False
-    max_context: int | None = None
-    joined: frozenset[int] = frozenset()
-
-
 def select(is_active: Any, new: Any, old: Any) -> Any:
     """Returns a structure of `new` where samples have come, of `old` elsewhere.
 
-    Args:
-        is_active: Boolean, or a boolean tensor (batch, 1).
-        new, old: Structures of tensors (batch, ...).
+    `is_active` is a boolean, or a boolean tensor (batch, 1).
     """
     if isinstance(is_active, bool):
         return new if is_active else old
@@ -132,33 +103,22 @@ def select(is_active: Any, new: Any, old: Any) -> Any:
     return keras.tree.map_structure(choose, new, old)
 
 
-class Part:
-    """A call as a stream.
+class Part(Scoped):
+    """A call as a stream. Without a `call`, it only prepares inputs of others.
 
-    Attributes:
-        call: The call that it is a part of, `None` for one that only prepares inputs of others.
-        reads, writes: Lists of the numbers of the tensors that it takes and returns.
-        signal: The `Signal` of the first input; all inputs come with the same steps.
-        outputs: List of the `Signal`s of the outputs.
-        keeps: Whether it has a state.
-        keeps_windows: Whether the outputs for a part of a sequence are a part of the outputs.
-        pads: Whether an output depends on padding before the first sample.
-        fewest, most: Numbers of samples without which the operation has no output, and after which
-            it has no more, `None` for ever.
-        difference: Error text for a stream that differs from the model.
+    All inputs come with the same steps, those of `signal`.
     """
 
-    call: Call | None = None
-    reads: list[int]
-    writes: list[int]
-    keeps = False
-    keeps_windows = False
-    pads = False
-    fewest = 1
-    most: int | None = None
+    reads: list[int]  # numbers of the tensors that it takes
+    writes: list[int]  # and of those that it returns
+    keeps = False  # whether it has a state
+    keeps_windows = False  # whether the outputs for a part of a sequence are a part of the outputs
+    pads = False  # whether an output depends on padding before the first sample
+    fewest = 1  # samples without which the operation has no output
+    most: int | None = None  # samples after which it has no more outputs, None for ever
     _past: int
     _padding = 0.0
-    difference = (
+    difference = (  # between the stream and the model
         "its stream differs from it. Use a layer of Keras, or one that follows "
         "keras_streams.StreamingMixin."
     )
@@ -248,8 +208,6 @@ class Pointwise(Part):
         if not self.signal.is_static:
             pairs = zip(xs, self._is_static, strict=True)
             xs = [ops.repeat(x[:, :1], samples, axis=1) if same else x for x, same in pairs]
-        if xs[0].shape[1] == 1:
-            return [y[:, None] for y in self._call.of_model([x[:, 0] for x in xs])], state
         ys = self._call.of_model([ops.reshape(x, (-1, *x.shape[2:])) for x in xs])
         return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in ys], state
 
@@ -269,11 +227,8 @@ def _time_axis(call, signals, n):
             "than its input, or none. To pool all steps, use keras.layers.GlobalAveragePooling1D "
             f"or GlobalMaxPooling1D. {OR_WINDOW}"
         )
-    return found[0] if len(found) == 1 else _axis_of_length(call, inputs, n)
-
-
-def _axis_of_length(call, inputs, n):
-    """Returns the axis of an output that changes with the number of steps."""
+    if len(found) == 1:
+        return found[0]
     longer = {
         id(x): keras.KerasTensor((*x.shape[:axis], _LONG, *x.shape[axis + 1 :]), x.dtype)
         for x, axis in inputs
@@ -287,13 +242,7 @@ def _axis_of_length(call, inputs, n):
 
 
 class Each(Part):
-    """A function of each sample.
-
-    Args:
-        signal: The input.
-        function: Function from samples (batch, samples, ...) to those of an output, or to a list.
-        outputs: The outputs.
-    """
+    """A function of samples (batch, samples, ...) that returns those of one or several outputs."""
 
     keeps_windows = True
 
@@ -308,12 +257,8 @@ class Each(Part):
 class Table(Part):
     """The rows of a tensor that depends on weights alone, one for each sample of a signal.
 
-    Samples after the last row are NaN.
-
-    Args:
-        signal: The signal.
-        rows: Function that returns the rows (rows, ...).
-        tensor: The symbolic tensor (1, ...), with the rows on the signal's time axis.
+    Samples after the last row are NaN. The function `rows` returns them (rows, ...); the symbolic
+    tensor (1, ...) has them on the signal's time axis.
     """
 
     keeps = True
@@ -468,14 +413,9 @@ class Delay(Part):
 
 
 class Split(Part):
-    """Makes several samples of each, which follow one another.
+    """Makes `size` samples of each, which follow one another.
 
-    Args:
-        call: The call.
-        signal: The input.
-        output: The output, at the steps of the input.
-        size: Number of samples that one becomes.
-        function: Function from samples (batch, samples, ...) to (batch, samples, size, ...).
+    The function takes samples (batch, samples, ...) and returns (batch, samples, size, ...).
     """
 
     def __init__(
@@ -560,12 +500,8 @@ class Frames(Part):
 class Ending(Part):
     """Base class of parts whose output has no time axis: a running value of the steps so far.
 
-    Args:
-        call: The call.
-        signal: The input.
-        values: For a reduction, the function from samples (batch, samples, ...) to those of the
-            output's shape, which are reduced over time.
-        changes: Attributes of the output that are not those of the input.
+    For a reduction, `values` is the function from samples (batch, samples, ...) to those of the
+    output's shape, which are reduced over time.
     """
 
     keeps = True
@@ -644,17 +580,11 @@ class RunningMax(Ending):
 
 
 class Sliding(Ending):
-    """The sum or extremum of the last samples, of a fixed number.
+    """The sum or extremum of the last `signal.length` samples, by a function of two tensors.
 
     Each step takes the sums of 2, 4, 8, ... samples, the sum of 2 n being that of the last n plus
     that of the n before. The sum of the window is made of those in its number's binary digits. It
     has no running difference, whose rounding errors would add up.
-
-    Args:
-        call, values: See `Ending`.
-        signal: The input, of which `length` is the number of samples of a window.
-        function: Sum or extremum of two tensors.
-        scale: Factor of the result.
     """
 
     keeps_windows = True
@@ -740,14 +670,10 @@ class Recurrent(Ending):
 
 
 class CausalAttention(Part):
-    """`MultiHeadAttention` with a causal mask.
+    """`MultiHeadAttention` with a causal mask, which keeps `context` steps.
 
-    Args:
-        call: The call.
-        signal: The input.
-        context: Number of steps that it keeps.
-        is_window: Whether it attends to a sliding window. If not, it attends to all past steps, and
-            has no more outputs once there are more of them than it keeps.
+    If it does not attend to a sliding window of them, it attends to all past steps, and has no more
+    outputs once there are more of them than it keeps.
     """
 
     keeps = True

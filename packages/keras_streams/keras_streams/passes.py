@@ -18,10 +18,7 @@ _MOST_PIECES = 8  # of an operand that is read without a copy
 def optimize(program: Program, contiguous: bool = False) -> list[Group]:
     """Applies all passes and returns the operations in groups, in the order of execution.
 
-    Args:
-        program: The program, which is changed.
-        contiguous: Boolean, whether products read only vectors outside of rings. Defaults to
-            `False`.
+    With `contiguous`, products read only vectors outside of rings.
     """
     fold_states(program)
     remove_dead(program)
@@ -62,7 +59,10 @@ def fold_states(program: Program) -> None:
 
 def find_integers(program: Program) -> None:
     """Leaves out the conversion of integers, such as counters, that only maps read."""
-    whole = {op.buffer for op in program.ops if op.name == "Cast" and _reads_integers(program, op)}
+    casts = [op for op in program.ops if op.name == "Cast"]
+    whole = {
+        op.buffer for op in casts if all(b.dtype == "int64" for b in program.owners(op.args[0]))
+    }
     whole -= set(program.owners(program.output))
     for op in [*program.ops, *program.stores]:
         for cells in op.args:
@@ -71,10 +71,6 @@ def find_integers(program: Program) -> None:
                 whole.difference_update(owners)
     for b in whole:
         b.dtype = "int64"
-
-
-def _reads_integers(program, op):
-    return all(b.dtype == "int64" for b in program.owners(op.args[0]))
 
 
 def condition(program: Program, op: Op) -> int | None:
@@ -385,12 +381,8 @@ def allocate(
 ) -> tuple[dict[Buffer, int], dict[str, int]]:
     """Places the work buffers in one array for each dtype, which they share over time.
 
-    Args:
-        program, groups: The program, and its operations.
-        apart: Boolean, whether each has a place of its own. Defaults to `False`.
-
-    Returns:
-        Dict from buffer to offset, and dict from dtype to the number of elements.
+    With `apart`, each has a place of its own. Returns a dict from buffer to offset, and a dict from
+    dtype to the number of elements.
     """
     buffers = kept(program, groups)
     born: dict[Buffer, int] = {}

@@ -9,13 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph import DoesNotStream
-from keras_streams.parts import (
-    Delay,
-    Pointwise,
-    Protocol,
-    Recurrent,
-    Table,
-)
+from keras_streams.parts import Delay, Pointwise, Protocol, Recurrent, Table
 from keras_streams.protocol import check_shape, flatten_inputs, without_carried_states
 from keras_streams.trace import told
 from keras_streams.types import Tensor
@@ -39,15 +33,10 @@ _LENGTHS = 256
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What a stream was compared with when it was made.
-
-    Attributes:
-        steps: Number of steps.
-        difference: Largest difference of a tensor of the model, relative to its largest value.
-    """
+    """What a stream was compared with when it was made."""
 
     steps: int
-    difference: float
+    difference: float  # the largest of a tensor of the model, relative to its largest value
 
 
 def prove(stream: Any, example: Any = None) -> Proof:
@@ -60,19 +49,15 @@ def prove(stream: Any, example: Any = None) -> Proof:
     operation that is not one of Keras' could read any earlier step: it also gets single steps and
     longer sequences.
 
-    Args:
-        stream: `GraphStream`.
-        example: Inputs, or `None` for random ones.
-
     Raises:
         ValueError: They differ, or there is no finite number to compare. The message names the
             first operation.
     """
     steps, length = _lengths(stream)
     known: dict[int, float] = {}
-    examples = [] if example is None else [inputs_of(stream, example, length)]
-    for xs in (*examples, *_random_inputs(stream, length)):
-        known = _compare(stream, xs, steps) | known
+    given = [] if example is None else [example]
+    for xs in (*given, *_random_examples(stream, length)):
+        known = _compare(stream, inputs_of(stream, xs, length), steps) | known
         missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.call.outputs}]
         if not missing:
             return Proof(steps, max(known.values(), default=0.0))
@@ -89,11 +74,10 @@ def _lengths(stream):
     # A layer of unknown operations could read any earlier step.
     calls = [p.call for p in plan.parts if isinstance(p, Pointwise) and not p.call.is_of_keras]
     is_known = all(type(call.operation) is keras.layers.TimeDistributed for call in calls)
-    reach = min(plan.reach, _LONGEST_REACH) if is_known else _LONGEST_REACH
-    wanted = max(wanted + reach, _STEPS)
+    wanted += min(plan.reach, _LONGEST_REACH) if is_known else _LONGEST_REACH
+    wanted = max(wanted, _STEPS)
     wanted = min(wanted, plan.last_offset + (stream.options.max_context or wanted))
-    if length is None:
-        length = plan.rows or _length_for_proof(stream, wanted)
+    length = length or plan.rows or _length_for_proof(stream, wanted)
     steps = min(wanted, length)
     if steps <= plan.last_offset:
         raise ValueError(
@@ -125,7 +109,7 @@ def _length_for_proof(stream, wanted):
 # The inputs
 
 
-def _random_inputs(stream, length):
+def _random_examples(stream, length):
     """Yields random sequences for the inputs, of two rows if any number will do."""
     rng = np.random.default_rng(0)
     operations = [call.operation for call in stream.graph.calls]
@@ -133,19 +117,19 @@ def _random_inputs(stream, length):
     tokens = min((layer.input_dim for layer in embeddings), default=2)
     first = int(any(layer.mask_zero for layer in embeddings))  # no masked steps
     for change in (np.asarray, np.abs):
-        inputs = []
+        xs = []
         for n, tensor in enumerate(keras.tree.flatten(stream.inputs)):
-            signal = stream.plan.inputs[n]
-            shape = (tensor.shape[0] or 2, 1 if signal.is_static else length, *signal.shape)
+            axis = stream.time_axes[n]
+            shape = [length if i == axis else size for i, size in enumerate(tensor.shape)]
+            shape[0] = shape[0] or 2
             is_tokens = stream.graph.takes_tokens(n)
             x = rng.integers(first, tokens, shape) if is_tokens else rng.normal(size=shape)
-            x = np.repeat(x, length, axis=1) if signal.is_static else x
-            inputs.append(ops.cast(change(x), tensor.dtype))
-        yield inputs
+            xs.append(change(x))
+        yield keras.tree.pack_sequence_as(stream.inputs, xs)
 
 
 def inputs_of(stream: Any, example: Any, length: int) -> list[Tensor]:
-    """Returns the user's sequences, cut or repeated to a length, with time on axis 1."""
+    """Returns an example as inputs with time on axis 1, cut or repeated to a length."""
     xs, tensors = flatten_inputs(example, stream.inputs), keras.tree.flatten(stream.inputs)
     inputs = []
     for x, tensor, signal in zip(xs, tensors, stream.plan.inputs, strict=True):
@@ -243,6 +227,8 @@ def _of_part(stream, part, values, ends, steps):
     values.update(zip(part.writes, found, strict=True))
     if call is None:  # delays, tables, whole windows
         return
+    if any(y.shape[0] != inputs[0].shape[0] for y in found):
+        raise call.refusal("it changes the axis of the batch. Keep it as the first, with its size.")
     error, given = call.refusal(part.difference), [values[n] for n in call.inputs]
     numbered = list(zip(part.writes, found, part.outputs, strict=True))
     if part.writes != call.outputs:  # the next part takes them

@@ -1,19 +1,4 @@
-"""Streaming: one time step at a time, equal to the forward pass.
-
-A streaming layer is causal and has three methods:
-
-- `initial_cache(batch_size)` returns the cache before the first step: a structure (dicts, lists)
-  of tensors, each with the batch as its first axis;
-- `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Neither its work nor the
-  shapes of the cache depend on the number of previous steps;
-- `prefill(x, cache=None)` returns `(y, cache)` for a segment x (batch, time, channels), with the
-  cache after its last step. None starts from the initial cache.
-
-With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: the layer
-stores nothing, so a server can return the cache to its client and beam search can reorder its
-rows. Streaming is inference: dropout is inactive, and only the main output is computed. The
-layer must be built.
-"""
+"""Streaming: one time step at a time, equal to the forward pass."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +11,13 @@ from keras_streams.types import Cache, Shape, Tensor
 
 
 class StreamingMixin:
-    """The streaming protocol, with a `prefill` that loops over steps.
+    """The streaming protocol of a causal layer, with a `prefill` that loops over steps.
+
+    With y = layer(x), step t returns y[:, t], and `prefill` returns y. A cache is a structure
+    (dicts, lists) of tensors with the batch as their first axis. Neither its shapes nor the work of
+    a step depend on the number of previous steps. The methods are pure: the layer stores nothing,
+    so a server can return the cache to its client and beam search can reorder its rows. Streaming
+    is inference: dropout is inactive, and only the main output is computed.
 
     Attributes:
         delay, rate: See `to_stream`. A layer returns one output per step.
@@ -63,7 +54,7 @@ class StreamingMixin:
         raise NotImplementedError(f"{type(self).__name__} must define `step(x, cache)`.")
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x (batch, time, channels) to y (batch, time, filters)."""
+        """Advances all steps of x (batch, time, channels), by default from the initial cache."""
         return step_through(self, x, cache)
 
 
@@ -144,10 +135,7 @@ def check_start(layer: Any, batch_size: int | Tensor) -> None:
 def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
     """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for None.
 
-    Args:
-        layer: Layer with `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
-        x: Tensor (batch, time, channels).
-        cache: Cache of the layer, or None.
+    The layer has `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
 
     Raises:
         ValueError: The layer is not built, x has the wrong shape, or the cache belongs to another
@@ -162,12 +150,9 @@ def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, C
 
 
 def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
-    """Raises ValueError unless a cache has the expected structure and shapes.
+    """Raises ValueError unless a cache has the expected structure of shapes.
 
-    Args:
-        layer: The layer, named in the message.
-        cache: Structure of tensors.
-        expected: Structure of shapes (lists, None for an unknown size).
+    They are lists, with `None` for an unknown size.
     """
     wanted = keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), expected)
     found, sizes = (

@@ -14,13 +14,12 @@ from keras.src.ops import math as math_ops  # the classes of the operations in a
 from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
-from keras_streams.graph import Call
+from keras_streams.graph import CONCATENATIONS, Call, Options, of_any_rank
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
     Each,
     Frames,
-    Options,
     Part,
     Pointwise,
     Protocol,
@@ -40,7 +39,7 @@ _CAUSAL = (
     'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
     "or one that follows keras_streams.StreamingMixin"
 )
-_MAKERS: dict[type, Callable[[Call, Signal], Part]] = {}
+_MAKERS: dict[type, Callable[[Call, Signal], Part | list[Part]]] = {}
 
 
 def _streams(*classes):
@@ -73,22 +72,12 @@ _REFUSED = {
 }
 
 
-def make_parts(call: Call, signals: list[Signal], options: Options) -> list[Part]:
-    """Returns the parts of a call of a Keras layer or operation, one after another.
-
-    Args:
-        call: The call.
-        signals: Its inputs, at the same steps.
-        options: Those of the stream.
+def make_parts(call: Call, signals: list[Signal], options: Options) -> Part | list[Part]:
+    """Returns the part of a call, or several, one after another. Its inputs come together.
 
     Raises:
         ValueError: If the call is not supported.
     """
-    made = _made(call, signals, options)
-    return made if isinstance(made, list) else [made]
-
-
-def _made(call, signals, options):
     operation, moving = call.operation, [s for s in signals if not s.is_static]
     signal = (moving or signals)[0]
     if call.arguments[1].get("training"):
@@ -99,7 +88,8 @@ def _made(call, signals, options):
             "a stream has no masked steps. If it never gets padding, pass ignore_masks=True."
         )
     if not moving and isinstance(operation, _REPEATS) and call.specs[0].shape[1] == signal.length:
-        return _repeated_for_each(call, signal)
+        output = output_of(call, signal, has_time=True, is_static=False, axis=1)
+        return Each(signal, functools.partial(_repeated_for_each, call), output)
     if len({signal.has_time for signal in moving}) == 2:
         raise call.refusal(
             "it combines each step with a value computed from all steps, including later ones. "
@@ -118,7 +108,7 @@ def _made(call, signals, options):
             raise call.refusal(_REFUSED[kind])
     if getattr(operation, "data_format", None) == "channels_first":
         raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
-    if isinstance(operation, _CONCATENATIONS):
+    if isinstance(operation, CONCATENATIONS):
         return _concatenate(call, signals)
     makers: list[Callable] = [Protocol] if has_protocol(operation) else []
     makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
@@ -131,36 +121,27 @@ def _made(call, signals, options):
     return makers[0](call, signal)
 
 
-def _repeated_for_each(call, signal):
-    """Returns the part that gives a value without a time axis at each step."""
-
-    def function(x):
-        (y,) = call.of_model([x[:, 0]])
-        return ops.repeat(y[:, :1], ops.shape(x)[1], axis=1)
-
-    output = output_of(call, signal, has_time=True, is_static=False, axis=1)
-    return Each(signal, function, output)
+def _repeated_for_each(call, x):
+    """Returns a value without a time axis at each step."""
+    (y,) = call.of_model([x[:, 0]])
+    return ops.repeat(y[:, :1], ops.shape(x)[1], axis=1)
 
 
 _INPUTS_ONLY = (
     "a stream has no masked steps and starts from the layer's own initial state. Call it with its "
     "inputs only, without `mask`, `initial_state` or `condition`."
 )
-_REPEATS = (
-    *(keras.layers.RepeatVector, numpy_ops.Repeat),
-    *(numpy_ops.Tile, numpy_ops.BroadcastTo),
-)
+_REPEATS = keras.layers.RepeatVector, numpy_ops.Repeat, numpy_ops.Tile, numpy_ops.BroadcastTo
 
 
 # Tensors that depend on weights alone
 
 
-_CONCATENATIONS = keras.layers.Concatenate, numpy_ops.Concatenate
 _EACH_ELEMENT = (
     *(keras.layers.Add, keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
     *(keras.layers.Maximum, keras.layers.Minimum, numpy_ops.Add, numpy_ops.Subtract),
     *(numpy_ops.Multiply, numpy_ops.Divide, numpy_ops.TrueDivide, numpy_ops.Maximum),
-    *(numpy_ops.Minimum, numpy_ops.Where, *_CONCATENATIONS),
+    *(numpy_ops.Minimum, numpy_ops.Where, *CONCATENATIONS),
 )
 
 
@@ -173,7 +154,7 @@ def tables(call: Call, signals: list[Signal]) -> list[tuple]:
     if at is None or not isinstance(call.operation, _EACH_ELEMENT):
         return []
     axis, rank, found = signals[at].axis, call.tensors[at].ndim, []
-    if isinstance(call.operation, _CONCATENATIONS) and call.operation.axis % rank == axis:
+    if isinstance(call.operation, CONCATENATIONS) and call.operation.axis % rank == axis:
         return []
     for leaf in keras.tree.flatten(call.arguments):
         shape = getattr(leaf, "shape", None)
@@ -246,14 +227,8 @@ def _causality(call):
 # Reductions over time
 
 
-_MEANS = (
-    *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalAveragePooling2D),
-    *(keras.layers.GlobalAveragePooling3D, numpy_ops.Mean),
-)
-_MAXIMA = (
-    *(keras.layers.GlobalMaxPooling1D, keras.layers.GlobalMaxPooling2D),
-    *(keras.layers.GlobalMaxPooling3D, numpy_ops.Max, numpy_ops.Amax),
-)
+_MEANS = *of_any_rank("GlobalAveragePooling{}D"), numpy_ops.Mean
+_MAXIMA = *of_any_rank("GlobalMaxPooling{}D"), numpy_ops.Max, numpy_ops.Amax
 _REDUCTIONS: dict[type, tuple[Callable, Callable]] = {  # over a sample, and of two samples
     **dict.fromkeys(_MEANS, (ops.mean, ops.add)),
     **dict.fromkeys(_MAXIMA, (ops.max, ops.maximum)),
@@ -340,11 +315,7 @@ def _check_axes(call, signal, rank):
 def _window(call, signal, sizes, function, fill=0.0):
     """Returns the part of an operation with windows of `sizes` along time and other axes.
 
-    Args:
-        call, signal: See `make_parts`.
-        sizes: List of the numbers of taps of each axis.
-        function: The operation without padding: a function of x, strides and dilation rates.
-        fill: Value of the padding.
+    `function` is the operation without padding, of x, strides and dilation rates.
     """
     operation, rank, time = call.operation, len(sizes), signal.axis - 1
     _check_axes(call, signal, rank)
@@ -377,7 +348,8 @@ def _conv(x, kernel, **options):
     return ops.concatenate([ops.conv(*pair, **options) for pair in pairs], -1)
 
 
-_SEPARABLE = keras.layers.SeparableConv1D, keras.layers.SeparableConv2D, nn_ops.SeparableConv
+_DEPTHWISE = *of_any_rank("DepthwiseConv{}D"), nn_ops.DepthwiseConv
+_SEPARABLE = *of_any_rank("SeparableConv{}D"), nn_ops.SeparableConv
 
 
 def _kernels(call):
@@ -400,8 +372,12 @@ def _convolved(call, function, x, **options):
     return operation.activation(y) if is_layer else y
 
 
-def _convolution(function, call, signal):
-    time = signal.axis - 1
+@_streams(*of_any_rank("Conv{}D"), nn_ops.Conv, *_DEPTHWISE, *_SEPARABLE)
+def _convolution(call, signal):
+    time, function = signal.axis - 1, _conv
+    if isinstance(call.operation, (*_DEPTHWISE, *_SEPARABLE)):
+        is_separable = isinstance(call.operation, _SEPARABLE)
+        function = ops.separable_conv if is_separable else ops.depthwise_conv
 
     def of_windows(x, strides, rates):
         if function is _conv:
@@ -413,21 +389,7 @@ def _convolution(function, call, signal):
     return _window(call, signal, _kernels(call)[0].shape[:-2], of_windows)
 
 
-for _kinds, _function in (
-    ((keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, nn_ops.Conv), _conv),
-    (
-        (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, nn_ops.DepthwiseConv),
-        ops.depthwise_conv,
-    ),
-    (_SEPARABLE, ops.separable_conv),
-):
-    _streams(*_kinds)(functools.partial(_convolution, _function))
-
-
-@_streams(
-    *(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose),
-    nn_ops.ConvTranspose,
-)
+@_streams(*of_any_rank("Conv{}DTranspose"), nn_ops.ConvTranspose)
 def _transposed_conv(call, signal):
     """A convolution, with the taps in reverse, of samples with zeros between them."""
     operation, (kernel,), time = call.operation, _kernels(call), signal.axis - 1
@@ -465,16 +427,10 @@ def _transposed_conv(call, signal):
 # Pooling
 
 
-_AVERAGES = (
-    *(keras.layers.AveragePooling1D, keras.layers.AveragePooling2D),
-    *(keras.layers.AveragePooling3D, nn_ops.AveragePool),
-)
+_AVERAGES = *of_any_rank("AveragePooling{}D"), nn_ops.AveragePool
 
 
-@_streams(
-    *(keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D),
-    *(nn_ops.MaxPool, *_AVERAGES),
-)
+@_streams(*of_any_rank("MaxPooling{}D"), nn_ops.MaxPool, *_AVERAGES)
 def _pooling(call, signal):
     operation = call.operation
     sizes = _sizes(operation.pool_size, len(signal.shape))
@@ -521,18 +477,14 @@ def _pad(call, signal):
     operation = call.operation
     widths = [tuple(pair) for pair in operation.pad_width]
     widths = widths * (2 + len(signal.shape)) if len(widths) == 1 else widths
-    left, right = widths[signal.axis]
-    if widths[0] != (0, 0) or (operation.mode != "constant" and (left or right)):
+    (left, right), widths[signal.axis] = widths[signal.axis], (0, 0)
+    is_constant = operation.mode == "constant"
+    if widths[0] != (0, 0) or (not is_constant and (left or right)):
         raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
     value = float(call.constant(call.argument(1, "constant_values")) or 0.0)
-    others = [*widths[: signal.axis], (0, 0), *widths[signal.axis + 1 :]]
-    is_constant = operation.mode == "constant"
     options = {"constant_values": value} if is_constant else {"mode": operation.mode}
-
-    def function(x):
-        return ops.pad(x, others, **options)
-
-    return Window(call, signal, function, left=left, right=right, padding=value)
+    pad = functools.partial(ops.pad, pad_width=widths, **options)
+    return Window(call, signal, pad, left=left, right=right, padding=value)
 
 
 def _concatenate(call, signals):

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import traceback
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,31 +20,29 @@ from keras.src.utils.backend_utils import DynamicBackend
 _ONE_AT_A_TIME = threading.RLock()  # the threads that trace
 
 
+class Scoped:
+    """Base class of objects whose methods compute a call in a graph of layers.
+
+    Operations within the methods carry the name of the call's layer, and errors name it.
+    """
+
+    call: Any = None
+
+
 @dataclasses.dataclass
 class Trace:
-    """One step of a stream, for a batch of one row.
-
-    Attributes:
-        inputs, states: Lists of symbolic tensors.
-        outputs, following: Lists of the outputs and of the next states, symbolic or constant.
-        initial: List of arrays, the states before the first step.
-        nodes: List of (node, path of the layer that made it), in order.
-    """
+    """One step of a stream, for a batch of one row."""
 
     inputs: list[keras.KerasTensor]
     states: list[keras.KerasTensor]
-    outputs: list[Any]
-    following: list[Any]
-    initial: list[np.ndarray]
-    nodes: list[tuple[Node, str]]
+    outputs: list[Any]  # symbolic or constant
+    following: list[Any]  # the next states, symbolic or constant
+    initial: list[np.ndarray]  # the states before the first step
+    nodes: list[tuple[Node, str]]  # in order, with the path of the layer that made each
 
 
 def trace(stream: Any, inputs: Any) -> Trace:
-    """Traces `stream.step`.
-
-    Args:
-        stream: Object with `initial_cache` and `step`.
-        inputs: Structure of symbolic tensors of batch size 1, as `step` takes.
+    """Traces `stream.step` for symbolic inputs of batch size 1.
 
     Raises:
         ValueError: An operation takes no symbolic tensors. The message names it or its layer.
@@ -65,14 +64,9 @@ def trace(stream: Any, inputs: Any) -> Trace:
 
 
 def raising_call(error: BaseException) -> Any:
-    """Returns the call in a graph of layers whose part raised an error, or `None`."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        call = getattr(traceback.tb_frame.f_locals.get("planned"), "call", None)
-        if call is not None:
-            return call
-        traceback = traceback.tb_next
-    return None
+    """Returns the call in a graph of layers that raised an error, or `None`."""
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((owner.call for owner in owners if isinstance(owner, Scoped) and owner.call), None)
 
 
 def told(error: BaseException) -> str:
@@ -84,11 +78,8 @@ def told(error: BaseException) -> str:
 def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
     """Context that records this thread's calls of Keras operations with symbolic tensors.
 
-    Layers are traced through their `call`. Keras is patched meanwhile; other threads see it as it
-    is, and wait to trace.
-
-    Args:
-        outer: Object whose methods belong to no layer.
+    Layers are traced through their `call`; methods of `outer` belong to no layer. Keras is patched
+    meanwhile; other threads see it as it is, and wait to trace.
     """
     nodes: list[tuple[Node, str]] = []
     create, whole = Node.__init__, keras.Layer.__call__
@@ -222,21 +213,16 @@ def _current(value):
 
 def _scope(outer):
     """Returns the path of the layers whose methods are running."""
-    owners: list[Any] = []
-    names: list[str] = []
-    frame = sys._getframe(2)
-    while frame is not None:
-        call = getattr(frame.f_locals.get("planned"), "call", None)  # in a graph of layers
-        running = [frame.f_locals.get("self"), frame.f_locals.get("layer")]
-        for owner in [*running, getattr(call, "operation", None)]:
-            if isinstance(owner, keras.Layer) and owner is not outer:
-                if all(owner is not other for other in owners):
-                    owners.append(owner)
-                    names.append(owner.name)
-        if call is not None:
-            names.append(call.model.partition("/")[2])
-        frame = frame.f_back
-    return "/".join(filter(None, reversed(names)))
+    names: dict[int, str] = {}  # by id, from the innermost
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
+        for owner in (frame.f_locals.get("self"), frame.f_locals.get("layer")):
+            call = owner.call if isinstance(owner, Scoped) else None
+            layer = owner if call is None else call.operation
+            if isinstance(layer, keras.Layer) and layer is not outer:
+                names.setdefault(id(layer), layer.name)
+            if call is not None:
+                names.setdefault(id(call), call.model.partition("/")[2])
+    return "/".join(filter(None, reversed(names.values())))
 
 
 def _unrolled_scan(

@@ -137,40 +137,35 @@ def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
         stream = to_stream(model)
         assert not any(map(np.any, keras.tree.flatten(stream.initial_cache(2))))  # for LiteRT
         (found,) = outputs_of(stream, [x])
-        for t in range(9):
+        for t in (0, 5):
             assert_equal(found[:, t], model(x[:, : t + 1]))
 
 
 def test_a_mean_over_millions_of_steps():
-    model = stack(layers.GlobalAveragePooling1D(), channels=1)
-    stream, cache = to_stream(model), None
-    for _ in range(9):  # more than 2^24 steps, at which a float32 stops counting
-        y, cache = stream.prefill(ops.ones((1, 2**21, 1)), cache)
-    step = compiled_step(stream)
-    for _ in range(500):
-        y, cache = step(ops.full((1, 1), 2.0), cache)
-    expected = 1 + 500 / (9 * 2**21 + 500)
-    np.testing.assert_allclose(y, [[expected]], rtol=1.5e-7)
-    y, _ = stream.prefill(ops.full((1, 2**22, 1), 0.1))
-    np.testing.assert_allclose(y[0, -1], [0.1], rtol=3e-7)
-
-
-def test_a_mean_outlives_the_largest_integer():
+    """More than 2^24, at which a float32 stops counting, and than the largest integer."""
     stream = to_stream(stack(layers.GlobalAveragePooling1D(), channels=1))
-    _, cache = stream.prefill(ops.ones((1, 1, 1)))
-    cache = keras.tree.map_structure(
-        lambda leaf: ops.full_like(leaf, 2**31 - 1) if "int" in str(leaf.dtype) else leaf, cache
-    )
-    for _ in range(3):
-        y, cache = stream.step(ops.full((1, 1), 3e7), cache)
-    assert 1 < float(y[0, 0]) < 2
+    y, _ = stream.prefill(ops.full((1, 2**21, 1), 0.1))
+    np.testing.assert_allclose(y[0, -1], [0.1], rtol=3e-7)
+    _, first = stream.prefill(ops.ones((1, 1, 1)))
+
+    def mean(count, value, steps):
+        """Returns the mean of `count` ones and of `steps` values."""
+        cache = keras.tree.map_structure(
+            lambda leaf: ops.full_like(leaf, count) if "int" in str(leaf.dtype) else leaf, first
+        )
+        for _ in range(steps):
+            y, cache = step(ops.full((1, 1), value), cache)
+        return float(y[0, 0])
+
+    step = compiled_step(stream)
+    np.testing.assert_allclose(mean(2**24 + 1, 2.0, 500), 1 + 500 / (2**24 + 501), rtol=1.5e-7)
+    assert 1 < mean(2**31 - 1, 3e7, 3) < 2
 
 
 def test_prefill_continues_a_cache():
     """With every sample at its own step in blocks, with delays and strides step by step."""
     for parts in (
-        [layers.ZeroPadding1D((2, 0)), layers.Conv1D(4, 3), layers.LSTM(3, return_sequences=True)],
-        [layers.UpSampling1D(2), layers.Conv1D(4, 3, padding="causal")],
+        [layers.UpSampling1D(2), layers.ZeroPadding1D((2, 0)), layers.Conv1D(4, 3), layers.LSTM(3)],
         [layers.Conv1D(4, 3, padding="same"), layers.MaxPooling1D(2)],
     ):
         stream, x = to_stream(stack(*parts)), noise(2, 9, 3)
@@ -190,7 +185,7 @@ def test_tokens_slices_and_states():
     ids = np.random.default_rng(0).integers(0, 5, (2, 10)).astype("int32")
     every_other, last = outputs_of(stream, [ids])
     assert_streams(stream, [every_other], model(ids))
-    for t in range(1, 10):
+    for t in (1, 9):
         assert_equal(last[:, t], model(ids[:, : t + 1])[1])
 
 
@@ -219,7 +214,7 @@ def test_a_compiled_step_runs_for_ever():
 )
 @given(st.data(), st.sampled_from([1, 3]))
 def test_random_graphs(floatx, data, batch):
-    check_random_graph(*random_graph(data.draw, max_calls=5), batch)
+    check_random_graph(*random_graph(data.draw, max_calls=4), batch)
 
 
 @pytest.mark.slow
@@ -389,6 +384,7 @@ REFUSED = {
     "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
     "reshape.*mixes the time axis": lambda x: layers.Reshape((6, 4))(x),
     "takes step 0 of the sequence. A stream supports only the last": lambda x: x[:, 0],
+    "transpose.*changes the axis of the batch": lambda x: ops.transpose(x, (1, 0, 2)),
     "depends on where the sequence ends.*Received: -3:-1:1": lambda x: x[:, -3:-1],
     "channels_first.*|time axis is the last axis": lambda x: layers.GlobalMaxPooling1D(
         data_format="channels_first")(x),
