@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,6 @@ def compile_library(source: Source) -> pathlib.Path:
 
     Raises:
         ImportError: If there is no C compiler.
-        RuntimeError: If the compiler fails.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -70,7 +70,7 @@ def compile_library(source: Source) -> pathlib.Path:
         if _is_own(folder) and _is_own(library):
             if library.name == _library_name(name, library.read_bytes()):
                 return library
-    content = _compile(source, command)
+    content = build(source, command)
     try:
         return _store(folder, name, content)
     except OSError:  # no home, another user's, or no space
@@ -94,12 +94,12 @@ def _target(compiler):
     return options, run.stdout
 
 
-def _compile(source, command):
-    """Returns the content of a shared library."""
+def build(source: Source, command: Sequence[str]) -> bytes:
+    """Returns what the command of a compiler makes of a source, or raises RuntimeError."""
     with tempfile.TemporaryDirectory() as folder:
         code = write_source(source, folder)
         built = code.with_suffix(".built")
-        command = [*command, str(code), "-o", str(built), "-lm"]
+        command = [*command, str(code), "-lm", "-o", str(built)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode == 0:
             return built.read_bytes()

@@ -1,5 +1,6 @@
 """Exports one step of a model as WebAssembly, with an ES module that calls it."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -12,7 +13,7 @@ import numpy as np
 
 from keras_streams.c import check_equal, proven_source
 from keras_streams.c_source import Source, comment_text
-from keras_streams.compiled import OPTIONS, ZIG, has_zig, write_source
+from keras_streams.compiled import OPTIONS, ZIG, build, has_zig
 from keras_streams.files import check_output, filled_template, write_files
 
 
@@ -43,21 +44,14 @@ def compile_wasm(source: Source) -> bytes:
     names = ["outputs", "reset", "step", *([] if source.takes_token else ["inputs"])]
     exports = [f"-Wl,--export={name}" for name in names]
     stack = 2**16 + -(-source.stack_bytes // 16) * 16
-    with tempfile.TemporaryDirectory() as folder:
-        code = write_source(source, folder)
-        glue = filled_template("glue.c", {"REAL": source.real})
-        code.with_name("glue.c").write_text(glue)
-        command = [
-            *ZIG,
-            *("-target", "wasm32-wasi", "-mexec-model=reactor", "-mcpu=generic+simd128"),
-            *OPTIONS,
-            *("-Wl,--no-entry", "-Wl,--strip-all", f"-Wl,-z,stack-size={stack}", *exports),
-            *(str(code), str(code.with_name("glue.c")), "-lm", "-o", f"{folder}/model.wasm"),
-        ]
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} failed: {run.stderr[-2000:]}")
-        return pathlib.Path(folder, "model.wasm").read_bytes()
+    command = [
+        *ZIG,
+        *("-target", "wasm32-wasi", "-mexec-model=reactor", "-mcpu=generic+simd128"),
+        *OPTIONS,
+        *("-Wl,--no-entry", "-Wl,--strip-all", f"-Wl,-z,stack-size={stack}", *exports),
+    ]
+    glue = filled_template("glue.c", {"REAL": source.real})
+    return build(dataclasses.replace(source, code=f"{source.code}\n{glue}"), command)
 
 
 def es_module(source: Source, stem: str) -> str:
