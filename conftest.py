@@ -12,6 +12,7 @@ With `KERAS_BACKEND=torch` the same tests are chosen as on JAX; `tests/layers/te
 runs some of them.
 """
 
+import gc
 import importlib.metadata
 import os
 
@@ -26,13 +27,14 @@ _JAXLIB = [found.version for found in importlib.metadata.distributions(name="jax
 if all([int(part) for part in version.split(".")[:2]] < [0, 11] for version in _JAXLIB):
     _FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", _FLAGS)
+# A compilation makes millions of objects; garbage is collected after each 700 of them by default.
+gc.set_threshold(10_000)
 # Without it JAX computes in float32 while the variables still say float64.
 os.environ["JAX_ENABLE_X64"] = "1"
 
-import keras  # noqa: E402
 import pytest  # noqa: E402
 
-BACKEND = keras.backend.backend()
+BACKEND = os.environ["KERAS_BACKEND"]
 ON_JAX = BACKEND == "jax"
 
 if BACKEND == "torch":  # which does not let NumPy read tensors that have a gradient
@@ -52,6 +54,18 @@ def pytest_generate_tests(metafunc):
     single = pytest.param("float32", marks=[slow] if ON_JAX else [])
     double = pytest.param("float64", marks=[slow] if later else [])
     metafunc.parametrize("floatx", [single, double], indirect=True)
+
+
+def pytest_collection_finish():
+    """Each further garbage collection leaves out what was imported: millions of objects."""
+    gc.freeze()
+
+
+def pytest_ignore_collect(collection_path):
+    """On another backend, files without a marked test need not be imported."""
+    if BACKEND != "tensorflow" and collection_path.match("test_*.py"):
+        return "both_backends" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -82,5 +96,7 @@ def floatx(request):
 
 
 def _set_floatx(name):
+    import keras  # here: the process that only distributes the tests is to start at once
+
     keras.config.set_floatx(name)
     keras.config.set_dtype_policy(name)

@@ -1,15 +1,13 @@
 """Fixtures of the tests."""
 
+import json
 import math
 import os
 import pathlib
 import sys
 
-import keras
 import numpy as np
 import pytest
-
-from tests.support.golden import load_golden
 
 # Largest error divided by max|reference|, in float64 and in float32.
 TOLERANCES = {
@@ -34,6 +32,8 @@ def _free_memory():
     yield
     if _resident_memory() < _memory_of_the_last_collection + 2**29:
         return
+    import keras
+
     if keras.backend.backend() == "jax":
         import jax
 
@@ -56,10 +56,16 @@ def tolerance(floatx):
     return lambda kind: TOLERANCES[kind][0 if floatx == "float64" else 1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def golden():
     """`golden(name)`: the arrays of tests/golden/name.npz as a dict; `meta` is parsed JSON."""
-    return load_golden
+
+    def load(name):
+        with np.load(pathlib.Path(__file__).parent / "golden" / f"{name}.npz") as file:
+            arrays = dict(file)
+        return arrays | {"meta": json.loads(str(arrays["meta"]))}
+
+    return load
 
 
 @pytest.fixture

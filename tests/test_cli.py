@@ -149,7 +149,7 @@ def test_train_and_go_on(command, tmp_path):
     words = ["trellisnet_char", *SMALL, "--text", text]
     status, out, err = command("train", *words, "--output", folder)
     assert status == 0, err
-    assert "trellisnet_char: 835 parameters (depth=3, hidden_units=4, " in out
+    assert "trellisnet_char: 835 parameters (depth=2, hidden_units=4, " in out
     assert "val_bpc" in out and "\b" not in out and "\r" not in out  # no progress bar in a file
     assert "\nBest epoch: 1 of 1, val_bpc " in out
     assert f"{folder} has its model, best.keras, and checkpoints, " in out
@@ -159,7 +159,7 @@ def test_train_and_go_on(command, tmp_path):
     assert status == 0, err
     assert "Resuming after epoch 1" in out
     assert zoo.read_recipe(folder).training.epochs == 2
-    assert zoo.read_recipe(folder).arguments["depth"] == 3
+    assert zoo.read_recipe(folder).arguments["depth"] == 2
     assert "pass a larger number of `epochs`." in command("train", "--output", folder)[1]
 
 
@@ -276,27 +276,6 @@ def test_generate(command, refused, finished_run):
     assert "symbols unknown to the vocabulary" in refused("generate", finished_run, "--prompt", "z")
     status, out, _ = command("generate", finished_run, "--length", 2)
     assert status == 0 and len(out) == 1 + 2 + 1  # its first token, which any vocabulary has
-
-
-@pytest.mark.slow
-def test_a_model_of_sequences(command, refused, tmp_path):
-    folder = tmp_path / "run"
-    sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
-    status, out, err = command(
-        "train", "tcn_adding", "--T", "8", "--depth", "2", "--filters", "3", "--epochs", "1",
-        "--data-options", sizes, "--jit-compile", "false", "--output", folder,
-    )  # fmt: skip
-    assert status == 0, err
-    assert "(kernel_size=8, depth=2, filters=3, dropout_kind=element" in out
-    assert "adding: train 8, valid 4, test 6 sequences" in out
-    results = json.loads(command("evaluate", folder)[1])
-    assert results["sequences"] == 6
-    assert results["mse"] == results["loss"]
-    assert "must hold a LanguageModel" in refused("generate", folder)
-    status, out, err = command("export", folder, tmp_path / "served")
-    assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
-    assert "is for text" in refused("evaluate", folder, "--target-counting", "original")
-    assert "are for language models" in refused("evaluate", folder, "--cache")
 
 
 def test_export(command, refused, finished_run, tmp_path):

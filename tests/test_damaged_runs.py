@@ -1,11 +1,9 @@
 """A run with one file damaged: each command answers in one sentence that names the file."""
 
-import os
 import shutil
 
 import pytest
 
-from tests.support.disks import NO_SPACE, fill, small_disk
 from tests.support.small_runs import tiny_run
 from trellis_keras import zoo
 from trellis_keras.zoo import run as runs
@@ -28,18 +26,12 @@ def replace_by_an_unreadable_file(path):
     path.symlink_to("/proc/self/mem")  # opens, and fails to be read, as on a failing disk
 
 
-def replace_by_a_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 DAMAGES = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-3]),
     "of another type": lambda path: path.write_text('["another", {"type": 0}]\n'),
     "unreadable": replace_by_an_unreadable_file,
-    "a pipe": replace_by_a_pipe,
 }
 
 
@@ -77,10 +69,3 @@ def test_a_run_does_without_its_optional_files(places, tmp_path):
     (run / "checkpoints/epoch-0001.npz").unlink()
     zoo.train(zoo.read_recipe(run), run, verbose=0)
     assert runs.is_finished(run)
-
-
-def test_a_full_disk_is_named(places, tmp_path, refused):
-    with small_disk(tmp_path / "disk", "64k") as folder:
-        fill(folder, leave=0)
-        words = ["score", places / "run", places / "text.txt", "--output", folder / "new.csv"]
-        assert f"{folder}/new.csv {NO_SPACE}" in refused(*words)

@@ -38,7 +38,7 @@ def _reader_has():
     """What an example may use without making it."""
     x, y = np.random.default_rng(0).normal(size=(2, 20, 1)).astype("float32")
     model = BriefModel([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     public = {
         name: getattr(part, name)
         for part in (keras_streams, layers, models, training)

@@ -43,16 +43,3 @@ def test_from_speech_to_c(tmp_path):
     assert [word for *_, word in found] == [keywords.speech.WORDS[w - 1] for _, w in expected]
     seconds = [keywords.sample_of(frame) / keywords.speech.RATE for frame, _ in expected]
     np.testing.assert_allclose([float(time) for time, *_ in found], seconds, atol=0.006)
-
-
-def test_a_seed_makes_the_same_recordings():
-    import speech
-
-    def speakers(part, rng, share):
-        while True:
-            yield rng.normal(size=8000), int(rng.integers(11))
-
-    (a, events), (b, others) = (speech.recordings(speakers, "test", 2, seed=3) for _ in range(2))
-    assert np.array_equal(a, b) and events == others and not np.array_equal(a[0], a[1])
-    ends = [0, *(end for _, _, end in events[0])]
-    assert all(start > end for (_, start, _), end in zip(events[0], ends, strict=False))

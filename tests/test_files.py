@@ -13,12 +13,7 @@ import pytest
 from keras_streams.files import atomic_write, write_files
 from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from trellis_keras import files
-from trellis_keras.files import (
-    atomic_folder,
-    open_archive,
-    read_npz,
-    remove_unfinished,
-)
+from trellis_keras.files import atomic_folder, open_archive, read_npz, remove_unfinished
 from trellis_keras.jobs import folder_lock
 
 # Atomic writes

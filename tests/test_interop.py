@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.golden import load_golden
 from tests.support.layer_checks import made
 from tests.support.make_keras_tcn_fixture import CASES, SHAPE, keras_tcn_layer
 from trellis_keras.interop import from_keras_tcn, load_keras_tcn
@@ -32,8 +31,8 @@ OURS = {
 
 
 @pytest.fixture(scope="module")
-def arrays():
-    return load_golden("keras_tcn")
+def arrays(golden):
+    return golden("keras_tcn")
 
 
 def weights_of(arrays, name):

@@ -319,10 +319,7 @@ def test_a_full_disk_is_not_damage(saved, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        put("config", "vocabulary", value=3),
-        put("config", "vocabulary", value={"config": {}}),
-    ],
+    [put("config", "vocabulary", value=3), put("config", "vocabulary", value={"config": {}})],
 )
 def test_a_file_without_a_vocabulary_is_named(saved, altered, change):
     with pytest.raises(ValueError, match="altered.keras is damaged"):

@@ -48,11 +48,6 @@ def test_models_have_the_size_of_the_study(net, width):
     assert recipe.arguments["hidden_units"] == width
 
 
-@pytest.mark.parametrize(("steps", "blocks"), [(15, 1), (16, 2), (43, 2), (44, 3)])
-def test_depth_is_the_smallest_that_covers_all_steps(steps, blocks):
-    assert memory_horizon.depth(steps) == blocks
-
-
 def test_differences_have_confidence_intervals():
     """Of the seeds that both nets have: differences 0.1 and 0.3, t = 12.71 of one degree."""
     low = {0: {"test": 1.0}, 1: {"test": 1.2}}

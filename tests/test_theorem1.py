@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.layer_checks import TENSORFLOW, noise, randomize
+from tests.support.layer_checks import TENSORFLOW, at_once, noise, randomize
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.layers import RNNGates, StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
@@ -61,11 +61,7 @@ def run(stack, x):
     def forward(x):
         return functools.reduce(lambda y, layer: layer(y), stack, x)
 
-    if not TENSORFLOW:  # op by op, JAX takes much longer
-        import jax
-
-        forward = jax.jit(forward)
-    return np.asarray(forward(x))
+    return np.asarray(at_once(forward)(x))
 
 
 def truncated(stack, x, truncation):

@@ -1,7 +1,6 @@
 """Theorem 1's page, example, error table and benchmark: they run, and say what they found."""
 
 import csv
-import dataclasses
 import re
 import sys
 
@@ -14,13 +13,8 @@ EXAMPLE = ROOT / "examples" / "theorem1"
 sys.path[:0] = [str(ROOT), str(EXAMPLE)]
 
 import measure_error  # noqa: E402
-import warm_start  # noqa: E402
 
 PAGE = (ROOT / "docs" / "theorem1.md").read_text(encoding="utf-8")
-TINY = dataclasses.replace(
-    warm_start.QUICK,
-    data="pydoc", units=4, truncation=3, lstm_steps=2, further_steps=2, every=1, characters=40,
-)  # fmt: skip
 
 
 def rows(path):
@@ -62,24 +56,6 @@ def test_the_example_found_what_it_must():
     check_bits(EXAMPLE / "results")
     dense = check_curve(EXAMPLE / "results")
     assert dense[-1] < dense[0] - 0.01
-
-
-@pytest.mark.slow
-def test_the_example(tmp_path, monkeypatch):
-    compile_model = warm_start.compile_model
-    monkeypatch.setattr(  # XLA would take most of the time
-        warm_start,
-        "compile_model",
-        lambda model, rate, jit_compile: compile_model(model, rate, False),
-    )
-    found, curves = warm_start.run(TINY, tmp_path)
-    lstm, truncated, _ = check_bits(tmp_path)
-    check_curve(tmp_path)
-    assert lstm["bits_per_character"] != truncated["bits_per_character"]
-    assert [len(bits) for bits in found.values()] == [40, 40, 40]
-    assert [step for step, _ in curves["TrellisNet, dense"]] == [2, 3, 4]
-    assert len({value for _, value in curves["TrellisNet, dense"]}) == 3
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_errors_with_and_without_start_levels(monkeypatch):

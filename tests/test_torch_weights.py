@@ -201,16 +201,6 @@ def test_torch_files(name):
     assert_same_weights(layer, same)
 
 
-def test_torch_tensors_of_any_kind():
-    torch = pytest.importorskip("torch")
-    layer, same = built_layer(), built_layer()
-    tensors = {name: torch.tensor(array).bfloat16() for name, array in weights().items()}
-    tensors["bias2"] = torch.nn.Parameter(tensors["bias2"])
-    load_torch_state_dict(layer, tensors)
-    load_torch_state_dict(same, {k: v.detach().float().numpy() for k, v in tensors.items()})
-    assert_same_weights(layer, same)
-
-
 def test_versions_of_pytorch_that_run_code_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cpu"))
     path = tmp_path / "model.pt"

@@ -28,15 +28,6 @@ def test_prompt_keeps_only_the_eos_that_is_written(text, expected):
     assert words().encode(text, final_eos=False).tolist() == expected
 
 
-def test_decode_shows_eos_as_newline():
-    assert words().decode([1, 0, 3, 1, 1, 3]) == "\nthe cat\n\ncat"
-    assert words().decode([]) == ""
-
-
-def test_unknown_words_become_the_unknown_token():
-    assert words().encode("the dog").tolist() == [0, 2, 1]
-
-
 def test_unknown_symbols_without_a_token_for_them():
     vocabulary = Vocabulary(["<eos>", "a"])
     with pytest.raises(ValueError, match=r"'x', 'y' \(2 distinct, 3 in total\)"):
@@ -106,14 +97,6 @@ def test_characters_round_trip(text):
     if text:
         vocabulary = Vocabulary.from_text(text, "character")
         assert vocabulary.decode(vocabulary.encode(text)) == text
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.lists(st.sampled_from(["a", "b", "cd"]), max_size=3), min_size=1))
-def test_words_round_trip(lines):
-    text = "".join(" ".join(line) + "\n" for line in lines)
-    vocabulary = Vocabulary.from_text(text)
-    assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
 def test_config_round_trip_through_json_and_keras():

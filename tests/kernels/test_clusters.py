@@ -6,7 +6,6 @@ from keras import ops
 
 from tests.support.golden import floats
 from tests.support.gradients import value_and_gradients
-from tests.support.layer_checks import compiled
 from trellis_keras.kernels.clusters import Cluster, cluster_nll
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
@@ -90,13 +89,3 @@ def test_gradients_of_large_logits_are_finite():
 
     *_, gradients = value_and_gradients(loss, [], hidden, *flat)
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
-
-
-def test_nll_under_xla(assert_close):
-    hidden, targets = random(7, CHANNELS, seed=20), np.array([0, 39, 13, 24, 12, 11, 4], "int32")
-    clusters = clusters_of([ops.convert_to_tensor(w) for c in random_weights(True) for w in c])
-    nll = compiled(lambda h, t: cluster_nll(h, t, clusters, CUTOFFS, 2))(
-        ops.convert_to_tensor(hidden), ops.convert_to_tensor(targets)
-    )
-    log_p = np.asarray(plain_log_p(hidden, clusters))
-    assert_close(nll, -log_p[np.arange(7), targets], "output")

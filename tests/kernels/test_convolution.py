@@ -130,8 +130,8 @@ DOUBLING = [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("taps", [2, 3])
-@pytest.mark.parametrize("output_length", [1, 2, 7, None])
-@pytest.mark.parametrize("dilations", [DOUBLING, [1] * 5, [3, 1, 2]])
+@pytest.mark.parametrize("output_length", [1, 7])
+@pytest.mark.parametrize("dilations", [DOUBLING, [3, 1, 2]])
 def test_convolve_between_the_positions_of_a_cone(dilations, output_length, taps):
     time = 40
     cone = Cone(time, [offsets(taps, d) for d in dilations], output_length)

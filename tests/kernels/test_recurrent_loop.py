@@ -7,6 +7,7 @@ from keras import ops
 
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import assert_close, noise, randomize
+from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
 from trellis_keras.layers import RHNCell, StackedRNN, stacked_rnn
@@ -68,17 +69,12 @@ def check(stack, cells, mask, training=True):
 
 
 @pytest.mark.both_backends
-@pytest.mark.parametrize("mask", [None, MASK], ids=["all steps", "masked"])
+@pytest.mark.parametrize(
+    "mask", [pytest.param(None, marks=SLOW_ON_JAX), MASK], ids=["all steps", "masked"]
+)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_equals_keras(kind, mask, cells):
     check(StackedRNN([make(kind, 3), make(kind)], return_state=True), cells, mask)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("kind", LAYERS)
-def test_equals_keras_without_biases(kind, training, cells):
-    layer = make(kind, use_bias=False)
-    check(StackedRNN([layer], return_state=True), cells, MASK, training)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

@@ -7,6 +7,7 @@ from keras import ops
 
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import assert_close, randomize
+from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras.layers import LRU, StackedRNN, TrellisLayer
 
 pytestmark = pytest.mark.both_backends
@@ -28,9 +29,6 @@ def lattice(dtype=None, stateful=True):
     return LRU(CHANNELS, return_sequences=True, stateful=stateful, dtype=dtype)
 
 
-each = pytest.mark.parametrize("make", [gru, trellis, lattice])
-
-
 def model_of(*layers):
     for layer in layers:
         layer.build((None, None, CHANNELS))
@@ -47,7 +45,7 @@ def predict(model, rows):
     return model.predict(inputs(rows), batch_size=rows, verbose=0)
 
 
-@each
+@pytest.mark.parametrize("make", [gru, trellis, lattice])
 def test_biases_are_not_rounded_to_half_precision(make):
     """As within a model, where Keras leaves the variables of the layer uncast."""
     layer = make("mixed_bfloat16", stateful=False)
@@ -59,7 +57,7 @@ def test_biases_are_not_rounded_to_half_precision(make):
         np.testing.assert_allclose(found, state, atol=1e-6)
 
 
-@each
+@pytest.mark.parametrize("make", [gru, trellis, pytest.param(lattice, marks=SLOW_ON_JAX)])
 def test_batches_continue_each_other(make):
     """As with `initial_state`, in training and evaluation apart, and without a gradient between."""
     layer, plain = make(), make(stateful=False)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.generation import random_tokens, recurrent, small
+from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras.data import TokenStream
 from trellis_keras.layers import TCN, DenseHead, TrellisLayer
 from trellis_keras.models import DynamicEvaluation, LanguageModel
@@ -17,8 +18,8 @@ V = 7
 @pytest.mark.parametrize(
     ("backbone", "rows"),
     [
-        (lambda: TrellisLayer(8, 3, output_units=5), ()),
-        (lambda: TCN(5, 2, 2), (3,)),
+        pytest.param(lambda: TrellisLayer(8, 3, output_units=5), (), marks=SLOW_ON_JAX),
+        pytest.param(lambda: TCN(5, 2, 2), (3,), marks=pytest.mark.slow),
         (recurrent, ()),
     ],
     ids=["TrellisLayer", "TCN", "StackedRNN"],
@@ -101,6 +102,7 @@ def test_rules(rule):
     np.testing.assert_allclose(dynamic.token_losses(tokens), expected, rtol=1e-4)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_errors():
     model = small(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`rule` must be one of"):

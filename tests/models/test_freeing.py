@@ -9,17 +9,12 @@ import numpy as np
 from trellis_keras.layers import TCN, StackedRNN
 from trellis_keras.models import SequenceClassifier
 
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(4, 8, 2)).astype("float32")
-Y = RANDOM.integers(0, 3, 4)
-
 
 def trained(backbone):
     model = SequenceClassifier(backbone, num_classes=3)
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    model.fit(X, Y, batch_size=2, verbose=0)
-    model.evaluate(X, Y, verbose=0)
-    model.predict(X, verbose=0)
+    model.compile("adam", metrics=["accuracy"])
+    x, y = np.ones((4, 8, 2), "float32"), np.arange(4) % 3
+    model.fit(x, y, validation_data=(x, y), batch_size=2, verbose=0)
     return model
 
 
@@ -31,7 +26,7 @@ def graphs(known=()):
 
 def test_no_graph_outlives_its_model():
     before = graphs()
-    model = trained(TCN(3, kernel_size=2, depth=2, return_sequences=False))
+    model = trained(TCN(3, kernel_size=2, depth=1, return_sequences=False))
     assert graphs(before)
     del model
     keras.utils.clear_session()

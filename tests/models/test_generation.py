@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_streams import StreamingMixin
 from tests.support.generation import SIZE, make, rerun_greedily
-from tests.support.layer_checks import assert_close, compiled
+from tests.support.layer_checks import assert_close, at_once, compiled
 from tests.support.parameters import slow_but
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TrellisLayer
@@ -87,15 +87,16 @@ def speller():
 def test_prefill_and_steps_equal_the_forward_pass():
     model = make()
     tokens = np.random.default_rng(0).integers(0, SIZE, (2, 9))
-    forward = model(tokens)
-    log_probs, cache = model.prefill(tokens[:, :4])
+    forward = at_once(model)(tokens)
+    step = at_once(model.step)
+    log_probs, cache = at_once(model.prefill)(tokens[:, :4])
     assert_close(log_probs, forward[:, 3])
     for t in range(4, 6):
-        log_probs, cache = model.step(tokens[:, t], cache)
+        log_probs, cache = step(tokens[:, t], cache)
         assert_close(log_probs, forward[:, t])
-    log_probs, _ = model.prefill(tokens[:, 6:], cache)
+    log_probs, _ = at_once(model.prefill)(tokens[:, 6:], cache)
     assert_close(log_probs, forward[:, -1])
-    log_probs, _ = model.step(tokens[:, 0], model.initial_cache(2))
+    log_probs, _ = step(tokens[:, 0], model.initial_cache(2))
     assert_close(log_probs, forward[:, 0])
 
 

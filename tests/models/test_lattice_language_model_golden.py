@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import (
-    either,
-    family,
-    floats,
-    grid_weights,
-    highway_weights,
-    log_softmax,
-)
+from tests.support.golden import either, family, floats, grid_weights, highway_weights, log_softmax
 from tests.support.gradients import value_and_gradients
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN
@@ -108,8 +101,7 @@ CASES = {
 # Those that JAX and float64 repeat in each run.
 OFTEN = ("lstm", "highway", "lru")
 cases = pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.slow_elsewhere) for c in CASES],
+    "case", [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.slow_elsewhere) for c in CASES]
 )
 
 

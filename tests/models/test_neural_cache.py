@@ -6,6 +6,7 @@ import pytest
 
 from keras_streams import compiled_step
 from tests.support.generation import make, random_tokens, recurrent, small
+from tests.support.layer_checks import at_once
 from tests.support.parameters import slow_but
 from trellis_keras import scoring
 from trellis_keras.data import Vocabulary
@@ -27,9 +28,13 @@ CASES = {
 
 def plain(model, row, size=SIZE, theta=THETA, mix=MIX):
     """log p (time, V) after each token of a row, as the paper writes it."""
-    convert = keras.ops.convert_to_numpy
-    hidden = convert(model.encode(row[None])["hidden"])[0].astype("float64")
-    p = np.exp(convert(model(row[None]))[0].astype("float64"))
+
+    @at_once
+    def forward(row):
+        return model.encode(row)["hidden"], model(row)
+
+    hidden, log_p = (np.asarray(a[0], "float64") for a in forward(row[None]))
+    p = np.exp(log_p)
     for t in range(1, len(row)):
         weights = np.zeros(model.vocabulary_size)
         for i in range(max(0, t - size), t):
@@ -121,6 +126,7 @@ def test_scores_files(tmp_path):
     assert totals["log_probability"] == pytest.approx(-losses.sum(), rel=1e-4)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_documents_are_scored_with_the_current_settings():
     vocabulary = Vocabulary("\nabcde ", unit="character")
     model = small(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
@@ -137,6 +143,7 @@ def test_documents_are_scored_with_the_current_settings():
         assert scores[0] == pytest.approx(-float(np.sum(expected)), rel=1e-5)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_errors():
     model = small(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`mix` must lie between 0 and 1. Received: .*mix=1.5"):

@@ -10,14 +10,7 @@ import tensorflow as tf
 
 from keras_streams import to_stream
 from tests.support.parameters import slow_but
-from tests.support.served import (
-    LANGUAGE,
-    MODELS,
-    WITH_TEXT,
-    inputs,
-    scores,
-    scores_so_far,
-)
+from tests.support.served import LANGUAGE, MODELS, WITH_TEXT, inputs, scores, scores_so_far
 from trellis_keras.export import export
 
 SHAPES = [(1, 1), (3, 17)]

@@ -39,7 +39,7 @@ def operations(graph, signature):
     return found
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "tagger"))
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "regressor"))
 def test_requests_change_nothing_and_only_seeds_draw_numbers(exported, name):
     graph, signatures = read_graph(exported(name)[1])
     for endpoint, signature in signatures.items():

@@ -22,10 +22,7 @@ def test_export(tmp_path):
 
 # Functional models, in the formats of the table in docs/serving.md
 
-LAYERS = {
-    "tcn": lambda: TCN(5, 3, depth=2, seed=0),
-    "lru": lambda: LRU(4, seed=0),
-}
+LAYERS = {"tcn": lambda: TCN(5, 3, depth=2, seed=0), "lru": lambda: LRU(4, seed=0)}
 
 
 def _onnx(path):

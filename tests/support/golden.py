@@ -1,23 +1,11 @@
 """Models of the golden fixtures, and their arrays in the fixtures' layout."""
 
-import json
-import pathlib
-
 import keras
 import numpy as np
 
 from trellis_keras.layers import TCN, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
-
-GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
-
-
-def load_golden(name):
-    """The arrays of tests/golden/name.npz as a dict; `meta` is parsed JSON."""
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        arrays = dict(file)
-    return arrays | {"meta": json.loads(str(arrays["meta"]))}
 
 
 def floats(array):

@@ -150,8 +150,7 @@ def check_fit_and_file(make, input_shape):
         path = pathlib.Path(folder) / "model.keras"
         model.save(path)
         loaded = keras.saving.load_model(path)
-    predictions = [keras.tree.flatten(m.predict_on_batch(x)) for m in (model, loaded)]
-    for found, expected in zip(*predictions, strict=True):
+    for found, expected in zip(*[keras.tree.flatten(m(x)) for m in (model, loaded)], strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -160,7 +159,7 @@ def check_half_precision(make, input_shape):
     full, half = (made(make, input_shape, dtype=d) for d in ("float32", "mixed_bfloat16"))
     assert {w.dtype for w in half.weights} == {"float32"}
     x = noise(*input_shape).astype("float32")
-    both = (keras.tree.flatten(layer(x)) for layer in (half, full))
+    both = (outputs_of(layer, x) for layer in (half, full))
     for rough, exact in zip(*both, strict=True):
         assert keras.backend.standardize_dtype(rough.dtype) in ("bfloat16", "float32")
         rough, exact = (np.asarray(ops.cast(y, "float32")) for y in (rough, exact))
@@ -299,7 +298,7 @@ def check_streaming(layer, x, steps=None, **initial):
         forward = keras.tree.flatten(layer(x, **initial))[0]
         return forward, whole, filled, ops.concatenate([stepped, rest], axis=1), cache
 
-    forward, whole, filled, pieces, cache = graph(stream)(x, start)
+    forward, whole, filled, pieces, cache = at_once(stream)(x, start)
     if not getattr(layer, "return_sequences", True):
         whole, pieces = whole[:, -1], pieces[:, -1]
     length = getattr(layer, "output_length", None) or 0
@@ -343,7 +342,7 @@ def check_mask(make, input_shape):
     layer = made(make, input_shape)
     batch, time, channels = input_shape
     x, padding = noise(*input_shape), noise(batch, 2, channels, seed=1)
-    expected = keras.tree.flatten(layer(x))
+    expected = outputs_of(layer, x)
     sequences = getattr(layer, "return_sequences", True)
     length = getattr(layer, "output_length", None) or time
     for pieces in ([padding, x], [x, padding]):
@@ -351,7 +350,7 @@ def check_mask(make, input_shape):
         valid = np.concatenate([np.full(p.shape[:2], p is x) for p in pieces], axis=1)
         given = {"output_length": time + 2} if length < time else {}
         together = np.concatenate(pieces, axis=1)
-        padded = keras.tree.flatten(layer(together, mask=valid, **given))
+        padded = outputs_of(layer, together, mask=valid, **given)
         given_mask = valid
         if getattr(layer, "go_backwards", False):  # the outputs are in reverse order too
             pieces, valid = pieces[::-1], valid[:, ::-1]
@@ -396,8 +395,8 @@ def _check_attached_mask(layer, x):
     masked = keras.layers.Masking()(ops.convert_to_tensor(x))
     found = keras.tree.flatten(layer(masked, **given))
     mask = np.any(x != 0, axis=-1)
-    expected = keras.tree.flatten(layer(x, mask=mask, **given))
-    unmasked = keras.tree.flatten(layer(x, **given))
+    expected = outputs_of(layer, x, mask=mask, **given)
+    unmasked = outputs_of(layer, x, **given)
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b)
     assert np.max(np.abs(np.asarray(found[0]) - np.asarray(unmasked[0]))) > 1e-3
@@ -446,27 +445,32 @@ def randomize(layer, stddev=0.5, seed=0):
     return layer
 
 
+def outputs_of(layer, x, **call):
+    """All outputs of a layer in a list."""
+    return keras.tree.flatten(at_once(lambda x: layer(x, **call))(ops.convert_to_tensor(x)))
+
+
 def noise(*shape, seed=0):
     """A normally distributed array in this test's floatx."""
     return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
-def graph(function, jit_compile=False):
-    """`function` of tensors as a graph, on JAX compiled, on PyTorch as it is."""
+def at_once(function):
+    """`function` of tensors, compiled on JAX, which takes much longer op by op."""
+    return compiled(function) if keras.backend.backend() == "jax" else function
+
+
+def compiled(function):
+    """`function` of tensors compiled by XLA, on PyTorch as it is."""
     if TENSORFLOW:
         import tensorflow as tf
 
-        return tf.function(function, jit_compile=jit_compile)
+        return tf.function(function, jit_compile=True)
     if keras.backend.backend() == "torch":
         return function
     import jax
 
     return jax.jit(function)
-
-
-def compiled(function):
-    """`function` of tensors compiled by XLA, on either backend."""
-    return graph(function, jit_compile=True)
 
 
 def assert_close(actual, expected, tolerance=None):

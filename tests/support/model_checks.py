@@ -49,11 +49,12 @@ def check_stream(make, x, y, batch_size):
         batch_size: Unlike every other size, so that no wrong shape fits by chance.
     """
     weight = row_weights(x)
-    figures = make().evaluate(Batches((x, y, weight), batch_size), verbose=0, return_dict=True)
+    model = make()
+    figures = model.evaluate(Batches((x, y, weight), batch_size), verbose=0, return_dict=True)
     arrays = {"sample_weight": weight, "batch_size": batch_size, "verbose": 0}
-    for name, value in make().evaluate(x, y, return_dict=True, **arrays).items():
+    for name, value in model.evaluate(x, y, return_dict=True, **arrays).items():
         np.testing.assert_allclose(figures[name], value, rtol=1e-5, err_msg=name)
-    history, _ = fit_on_stream(make(), x, y, batch_size)
+    history, _ = fit_on_stream(model, x, y, batch_size)
     assert set(history) == set(figures) | {f"val_{name}" for name in figures}
 
 

@@ -5,7 +5,7 @@ import random
 from trellis_keras import zoo
 
 TINY = {
-    "depth": 3,
+    "depth": 2,
     "hidden_units": 4,
     "embedding_dim": 4,
     "batch_size": 4,

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.support.small_runs import tiny_run
 from tools.publish import keeps_weights, publish, zoo_folder
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
@@ -117,21 +116,6 @@ def test_which_weights_are_kept():
     assert {unit: keeps_weights(recipe, units[unit]) for unit in UNITS} == wanted
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error:Skipping variable")
-def test_published_weights_of_a_text_are_loaded_again(tmp_path, monkeypatch, shipped):
-    run = tiny_run(tmp_path, epochs=1)
-    publish([run], tmp_path / "trellisnet_char" / "small")
-    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
-    trained = runs.load_best(run)
-    arguments = zoo.read_recipe(run).arguments
-    sizes = {name: arguments[name] for name in ("depth", "hidden_units", "embedding_dim")}
-    model = zoo.trellisnet_char(weights="pretrained", **sizes)
-    assert model.vocabulary == trained.vocabulary
-    ours, theirs = model.get_weights()[0], trained.get_weights()[0]
-    np.testing.assert_array_equal(ours, theirs.astype("float16"))
-
-
 def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
     best, median, worst = seeds
     found = publish([worst, best, median], tmp_path / "out")
@@ -143,12 +127,10 @@ def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
     assert "it is number 2 of 3 by validation loss" in card and "(3 seeds)" in card
 
 
-@pytest.mark.parametrize("place", [1, 2])
-def test_further_seeds_join_a_zoo_run(seeds, tmp_path, monkeypatch, shipped, place):
+def test_further_seeds_join_a_zoo_run(seeds, tmp_path, monkeypatch, shipped):
     folder = tmp_path / "tcn_adding" / "T=8"
-    alone = publish([seeds[place]], folder, note="Kept.")
-    others = [run for run in seeds if run != seeds[place]]
-    found = publish([*others, folder], folder)
+    alone = publish([seeds[2]], folder, note="Kept.")
+    found = publish([*seeds[:2], folder], folder)
     assert found["validation_loss"] == pytest.approx(validation_loss(seeds[1]))
     assert (found["note"], found["test_runs"], found["replaced"]) == ("Kept.", 3, [])
     assert alone["test"] in [seed["test"] for seed in (found, *found["other_seeds"])]

@@ -106,7 +106,9 @@ def check_devices(case, backend, folder, devices):
 
 @pytest.mark.both_backends
 def test_two_devices(tmp_path):
-    check_devices("trellisnet", keras.backend.backend(), tmp_path, devices=(2,))
+    backend = keras.backend.backend()
+    case = {"tensorflow": "trellisnet", "jax": "adding"}[backend]  # which compiles quickly
+    check_devices(case, backend, tmp_path, devices=(2,))
 
 
 @pytest.mark.slow

@@ -274,6 +274,7 @@ def small_recipe(name):
 def test_a_step(name):
     recipe, part = small_recipe(name)
     model = recipe.build()
+    model.run_eagerly = True
     before = [weight.copy() for weight in model.get_weights()]
     options = {"steps_per_epoch": 1} if recipe.reads_text else {"shuffle": False}
     history = model.fit(recipe.batches(part), **options, verbose=0).history

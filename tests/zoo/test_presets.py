@@ -50,8 +50,7 @@ def text_classifier(seed=0):
 
 
 @pytest.mark.parametrize(
-    ("make", "inputs"),
-    [(language_model, TOKENS), (regressor, SERIES), (text_classifier, TOKENS)],
+    ("make", "inputs"), [(language_model, TOKENS), (regressor, SERIES), (text_classifier, TOKENS)]
 )
 @pytest.mark.both_backends(slow=True)
 def test_a_preset_is_the_model(tmp_path, make, inputs):

@@ -52,6 +52,11 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("tcn_adding", {"first": 9}, "no option 'first'"),
         ("tcn_jsb", {"shift": 1}, "no option 'shift'"),
         ("trellisnet_ptb", {"optimizer": "adam"}, "needs its own `learning_rate`"),
+        ("trellisnet_char", {"schedule_factor": 2.0}, "`factor` must be between 0 and 1"),
+        ("trellisnet_char", {"schedule_epochs": 2}, "StepDecay: 'int' object is not iterable"),
+        ("trellisnet_char", {"warmup_steps": 3}, "`warmup_steps` needs `decay_steps`"),
+        ("trellisnet_char", {"decay_steps": 3}, "changes a constant learning rate. .*StepDecay"),
+        ("trellisnet_char", {"growth_depth": 4}, "GrowingDepth: .*'epochs'"),
     ],
 )
 def test_unknown_models_and_options(name, options, message):
@@ -85,21 +90,6 @@ def test_unknown_models_and_options(name, options, message):
 )
 def test_wrong_values(option, value):
     with pytest.raises(ValueError, match=f"{option}|Adam"):
-        zoo.recipe("trellisnet_char", **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("schedule_factor", 2.0, "`factor` must be between 0 and 1"),
-        ("schedule_epochs", 2, "StepDecay: 'int' object is not iterable"),
-        ("warmup_steps", 3, "`warmup_steps` needs `decay_steps`"),
-        ("decay_steps", 3, "changes a constant learning rate. .* StepDecay, decay_steps=3"),
-        ("growth_depth", 4, "GrowingDepth: .*'epochs'"),
-    ],
-)
-def test_wrong_arguments_of_objects(option, value, message):
-    with pytest.raises(ValueError, match=message):
         zoo.recipe("trellisnet_char", **{option: value})
 
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_streams import compiled_step
 from trellis_series.rocket import RocketClassifier, ridge
 
 pytestmark = pytest.mark.both_backends
@@ -62,6 +63,7 @@ def test_features_are_fractions_of_time_above_thresholds():
     np.testing.assert_allclose(head[0], kernel, atol=0.02 * np.abs(kernel).max())
 
 
+@pytest.mark.both_backends(slow=True)
 def test_ridge_is_the_best_penalty_by_leaving_one_out():
     generator = np.random.default_rng(1)
     x, labels = generator.normal(size=(14, 9)), generator.integers(3, size=14)
@@ -103,9 +105,9 @@ def test_series_of_different_lengths_stream():
     model = fitted(x, y, class_names=["slow", "fast"])
     expected = model.predict_on_batch(x[1:2, :25])
     np.testing.assert_allclose(model.predict_on_batch(x[1:2]), expected, atol=1e-4)
-    cache = model.initial_cache(1)
-    for step in range(25):
-        logits, cache = model.step(x[1:2, step], cache)
+    step, cache = compiled_step(model), model.initial_cache(1)
+    for t in range(25):
+        logits, cache = step(x[1:2, t], cache)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(logits), expected, atol=1e-4)
     lists = RocketClassifier(40, 3, 2, seed=3)
     lists.adapt([each[~np.isnan(each).all(axis=-1)] for each in x], y)
@@ -114,6 +116,7 @@ def test_series_of_different_lengths_stream():
     assert np.mean(model.predict_proba(unseen, verbose=0).argmax(axis=-1) == classes) > 0.9
 
 
+@pytest.mark.both_backends(slow=True)
 def test_it_is_saved_and_reproducible(tmp_path):
     x, y = sines()
     names = np.array(["slow", "fast"])
@@ -126,6 +129,7 @@ def test_it_is_saved_and_reproducible(tmp_path):
     assert [v.path.split("/")[-2] for v in model.trainable_variables] == ["head", "head"]
 
 
+@pytest.mark.both_backends(slow=True)
 def test_dilations_fit_the_window():
     for window, dilations in ((5, [1]), (20, [1, 2]), (400, [1, 3, 5, 9, 16, 28, 49])):
         model = RocketClassifier(window, 1, 2)
@@ -134,6 +138,7 @@ def test_dilations_fit_the_window():
         assert 2900 < model.backbone.output_shape[-1] <= 3360
 
 
+@pytest.mark.both_backends(slow=True)
 def test_the_config_has_every_argument():
     given = {"features": 168, "activation": "softmax", "class_names": ["a", "b"], "seed": 5}
     config = RocketClassifier(40, 1, 2, name="rocket", trainable=False, **given).get_config()
@@ -142,6 +147,7 @@ def test_the_config_has_every_argument():
     assert again == config == {**config, **given, "name": "rocket", "trainable": False}
 
 
+@pytest.mark.both_backends(slow=True)
 def test_bad_input_is_named():
     x, y = sines()
     for arguments, message in (((40, 1, 2, 50), "features"), ((0, 1, 2, 84), "window")):
@@ -157,6 +163,7 @@ def test_bad_input_is_named():
         model.adapt(sines(channels=2)[0], y)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("kind", ["float64", "str"])
 def test_labels_of_any_type_are_classes(kind):
     x, y = sines()

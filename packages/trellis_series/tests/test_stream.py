@@ -19,6 +19,7 @@ SERIES = {
     "meter": 1e9 + (10 + RNG.normal(size=N)).cumsum(),
     "counts": RNG.poisson(0.5, N).astype(float),
 }
+SLOW_ON_JAX = pytest.mark.both_backends(slow=True)
 IN_DOUBLE = pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="JAX computes in float32 unless it is told otherwise"
 )
@@ -48,7 +49,7 @@ def test_a_stream_equals_updates(name):
     np.testing.assert_allclose(found[1], expected.to_numpy(), rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["day", "counts"])
+@pytest.mark.parametrize("name", ["day", pytest.param("counts", marks=SLOW_ON_JAX)])
 def test_a_stream_in_single_precision_is_close(name):
     forecasts = Forecasts(6, season=24).fit(numbered(SERIES[name][:200]))
     found = streamed(forecasts, SERIES[name][200:], "float32")[0]

@@ -60,7 +60,5 @@ else:
 
 def test_neither_tensorflow_nor_tensorflow_datasets_is_needed():
     run_script(
-        _WITHOUT_TENSORFLOW,
-        backend="jax",
-        block=("tensorflow", "tensorflow_datasets", "keras_nlp"),
+        _WITHOUT_TENSORFLOW, backend="jax", block=("tensorflow", "tensorflow_datasets", "keras_nlp")
     )
