@@ -23,11 +23,7 @@ def outputs_of(stream, xs):
 
     They are those of a block. The first steps, until all outputs have begun, and the last ones,
     over a cycle of the stream, are asserted to be the same one by one; on JAX, which compiles a
-    step and a block, all steps.
-
-    Args:
-        stream: The stream.
-        xs: List of the model's inputs, with the time axis of the stream.
+    step and a block, all steps. The model's inputs have the time axis of the stream.
     """
     signals = stream.plan.inputs
     steps = next(x.shape[1] for x, s in zip(xs, signals, strict=True) if s.has_time)
@@ -56,13 +52,7 @@ def outputs_of(stream, xs):
 
 
 def assert_streams(stream, found, expected):
-    """Asserts that stream(x)[delay + rate * n] = model(x)[n], with nothing in between.
-
-    Args:
-        stream: The stream.
-        found: The outputs of all steps, as of `outputs_of`.
-        expected: Those of the model, which have a time axis.
-    """
+    """Asserts that stream(x)[delay + rate * n] = model(x)[n], with nothing in between."""
     numbers = keras.tree.flatten(stream.graph.outputs)
     for n, y, wanted in zip(numbers, found, expected, strict=False):
         signal = stream.plan.signals[n]
