@@ -31,7 +31,6 @@ V = 11
 JAX = keras.backend.backend() == "jax"
 # Without compilation JAX is slow; on TensorFlow, compiling is what is slow.
 COMPILED = {"jit_compile": True} if JAX else {"run_eagerly": True}
-with_and_without_xla = pytest.mark.parametrize("jit_compile", [True] if JAX else [False, True])
 
 
 def make(backbone=None, compiled=None, **options):
@@ -124,7 +123,7 @@ def test_weights_of_rows_and_tokens():
 
 
 @both_backends
-@with_and_without_xla
+@pytest.mark.parametrize("jit_compile", [True] if JAX else [False, True])
 def test_figures_are_exact_over_a_split(jit_compile):
     """Two rows of 105 targets in overlapping sequences: the last batch counts fewer of them."""
     metrics = [Perplexity(), BitsPerCharacter(), CrossEntropy()]

@@ -60,8 +60,7 @@ def compiled(make, **options):
 @pytest.mark.parametrize("name", slow_but(MODELS, "classifier", mark=SLOW_ON_JAX))
 def test_a_stream_trains_and_evaluates(name):
     make, x, y = MODELS[name]
-    # Without compilation JAX is slow; on TensorFlow, compiling is what is slow.
-    eager = keras.backend.backend() == "tensorflow"
+    eager = keras.backend.backend() == "tensorflow"  # where compiling takes long
     check_stream(lambda: compiled(make, run_eagerly=eager), x, y, ROWS)
 
 
