@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from trellis_keras.kernels.cone import Cone, offsets
+from trellis_keras.kernels.cone import Cone, tap_offsets
 
 HERE = pathlib.Path(__file__).parent
 
@@ -43,12 +43,12 @@ def draw_cone(cone, path, title):
 
 if __name__ == "__main__":
     draw_cone(
-        Cone(32, [offsets(2, d) for d in (1, 1, 2, 4, 8)], output_length=1),
+        Cone(32, [tap_offsets(2, d) for d in (1, 1, 2, 4, 8)], output_length=1),
         HERE / "cone.png",
         "Only the last output is wanted: levels of dilation 1, 1, 2, 4, 8",
     )
     draw_cone(
-        Cone(24, [offsets(2, 1)] * 8, output_length=12),
+        Cone(24, [tap_offsets(2, 1)] * 8, output_length=12),
         HERE / "cone_chop.png",
         "The last 12 of 24 outputs enter the loss: eight levels of dilation 1",
     )

@@ -11,8 +11,8 @@ from trellis_keras.kernels.cone import (
     choose_blocks,
     find_period,
     interleaved_padding,
-    offsets,
     plan_levels,
+    tap_offsets,
 )
 
 
@@ -35,7 +35,7 @@ def networks(draw):
     cycle = draw(st.sampled_from([[1], [2], [1, 2], [1, 1, 2, 4, 8], [3, 1]]))
     depth = draw(st.integers(1, 8))
     kernel_size = draw(st.integers(1, 4))
-    reads = [offsets(kernel_size, cycle[i % len(cycle)]) for i in range(depth)]
+    reads = [tap_offsets(kernel_size, cycle[i % len(cycle)]) for i in range(depth)]
     kept = draw(st.integers(1, time))
     output_levels = draw(st.sets(st.integers(1, depth), max_size=2))
     return time, reads, kept, output_levels, len(cycle)
@@ -134,4 +134,4 @@ def test_period_of_a_cycle_of_dilations(cycle, period):
 
 
 def test_taps_are_multiples_of_the_dilation_back():
-    assert offsets(3, 4) == (0, 4, 8)
+    assert tap_offsets(3, 4) == (0, 4, 8)

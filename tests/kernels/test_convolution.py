@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras.kernels.cone import Cone, Read, offsets, read
+from trellis_keras.kernels.cone import Cone, Read, locate, tap_offsets
 from trellis_keras.kernels.convolution import (
     convolve,
     gather,
@@ -102,7 +102,7 @@ def test_the_gradient_of_strided_slice_copies_whole_rows(index):
 @pytest.mark.parametrize("wanted", [np.arange(9), np.array([8]), np.array([4, 6, 8])])
 def test_gather_taps(wanted, steps, initial):
     everything = np.arange(9)
-    found = gather_taps(X, [read(wanted, everything, s) for s in steps], initial)
+    found = gather_taps(X, [locate(wanted, everything, s) for s in steps], initial)
     expected = [earlier(X, s, initial)[:, wanted] for s in steps]
     np.testing.assert_array_equal(found, np.concatenate(expected, axis=-1))
 
@@ -112,7 +112,7 @@ def test_taps_that_interleave(initial):
     """Positions 1, 3, 5, ... read two taps of dilation 2 below, which are all positions there."""
     available, wanted = np.arange(1, 10, 2), np.array([1, 5, 9])
     x = X[:, :5]
-    reads = [read(wanted, available, s) for s in (2, 0)]
+    reads = [locate(wanted, available, s) for s in (2, 0)]
     found = np.asarray(gather_taps(x, reads, initial))
     before = np.zeros_like(INITIAL) if initial is None else initial
     pairs = [(before, x[:, 0]), (x[:, 1], x[:, 2]), (x[:, 3], x[:, 4])]
@@ -134,7 +134,7 @@ DOUBLING = [1, 2, 4, 8, 16]
 @pytest.mark.parametrize("dilations", [DOUBLING, [3, 1, 2]])
 def test_convolve_between_the_positions_of_a_cone(dilations, output_length, taps):
     time = 40
-    cone = Cone(time, [offsets(taps, d) for d in dilations], output_length)
+    cone = Cone(time, [tap_offsets(taps, d) for d in dilations], output_length)
     x = RANDOM.normal(size=(2, time, 3)).astype("float32")
     kernel = RANDOM.normal(size=(taps, 3, 4)).astype("float32")
     for (below, wanted), d in zip(itertools.pairwise(cone.positions), dilations, strict=True):

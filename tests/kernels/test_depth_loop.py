@@ -32,7 +32,7 @@ def test_repeat():
 
 @pytest.mark.both_backends
 def test_x_enters_once_for_all_levels_of_a_dilation():
-    plan = cone.Cone(20, [cone.offsets(2, d) for d in (1, 2, 1, 2)], output_length=2)
+    plan = cone.Cone(20, [cone.tap_offsets(2, d) for d in (1, 2, 1, 2)], output_length=2)
     calls = []
 
     def inject(positions, d):
@@ -50,7 +50,7 @@ def test_x_enters_once_for_all_levels_of_a_dilation():
 
 @pytest.mark.both_backends
 def test_scattered_positions_are_computed_by_themselves():
-    plan = cone.Cone(30, [cone.offsets(2, d) for d in (1, 1, 8)], output_length=1)
+    plan = cone.Cone(30, [cone.tap_offsets(2, d) for d in (1, 1, 8)], output_length=1)
     assert plan.positions[2].tolist() == [21, 29]
     calls = []
 

@@ -22,7 +22,7 @@ def tensor(array, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_matmul(dtype, result):
-    y = matmul(tensor(X, dtype), tensor(KERNEL, dtype), result)
+    y = matmul(tensor(X, dtype), tensor(KERNEL, dtype), dtype, result)
     assert keras.backend.standardize_dtype(y.dtype) == result
     np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(y, "float32")), X @ KERNEL)
 
@@ -35,7 +35,7 @@ def test_gradients_of_bfloat16_products(width):
     x = np.concatenate([X, X], axis=-1)[..., :width]
     kernel = np.concatenate([KERNEL, KERNEL], axis=0)[:width]
     operands = tensor(x, "bfloat16"), tensor(kernel, "bfloat16")
-    y, gradient = jax.vjp(lambda *o: matmul(*o, "float32"), *operands)
+    y, gradient = jax.vjp(lambda *o: matmul(*o, "bfloat16", "float32"), *operands)
     dx, dkernel = gradient(tensor(UPSTREAM, "float32"))
     assert {dx.dtype.name, dkernel.dtype.name} == {"bfloat16"}
     np.testing.assert_array_equal(y, x @ kernel)
@@ -49,7 +49,11 @@ def test_no_bfloat16_product_is_computed_in_float32():
     import jax
 
     operands = [ops.ones(shape, "bfloat16") for shape in ((64, 128), (128, 256))]
-    function = jax.jit(jax.value_and_grad(lambda *o: ops.sum(matmul(*o, "float32") ** 2), (0, 1)))
+
+    def loss(x, kernel):
+        return ops.sum(matmul(x, kernel, "bfloat16", "float32") ** 2)
+
+    function = jax.jit(jax.value_and_grad(loss, (0, 1)))
     compiled = function.lower(*operands).compile().as_text()
     assert " dot(" in compiled
     assert not re.search(r"= f32\S* convert\(", compiled)

@@ -31,7 +31,8 @@ def map_blocks(
     blocks = _Blocks(tensors[0], steps)
     if isinstance(blocks.number, int) and blocks.number == 1:
         return function(*tensors, *weights)
-    has_gradient = [keras.backend.is_float_dtype(_dtype(x)) for x in tensors]
+    dtypes = [keras.backend.standardize_dtype(x.dtype) for x in tensors]
+    has_gradient = list(map(keras.backend.is_float_dtype, dtypes))
 
     def step(carry, block):
         def differentiable(*inputs):
@@ -46,12 +47,18 @@ def map_blocks(
     return blocks.join(outputs)
 
 
-def steps_within(limit: int, x: Tensor, numbers: int) -> int | Tensor:
-    """Returns how many time steps of x (..., time, channels) fit in `limit` numbers, at least one.
+def steps_within(limit: int, x: Tensor, size: int) -> int | Tensor:
+    """Returns how many time steps of x (..., time, channels) to compute at once, at least one.
 
-    A position takes this many `numbers`. Returns a tensor if the number of rows is unknown.
+    Args:
+        limit: Positive integer, most numbers in memory.
+        x: Tensor.
+        size: Positive integer, numbers per time step of one row.
+
+    Returns:
+        Integer, or a tensor if the number of rows is unknown.
     """
-    steps = limit // numbers
+    steps = limit // size
     for rows in ops.shape(x)[:-2]:
         steps = steps // rows
     return max(1, steps) if isinstance(steps, int) else ops.maximum(1, steps)
@@ -83,7 +90,3 @@ class _Blocks:
         x = ops.transpose(x, (1, 0, 2, 3))
         x = ops.reshape(x, (-1, self.number * self.steps, channels))
         return ops.reshape(x[:, : self.time], (*self.leading, self.time, channels))
-
-
-def _dtype(x):
-    return keras.backend.standardize_dtype(x.dtype)

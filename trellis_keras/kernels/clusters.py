@@ -99,12 +99,15 @@ def cluster_nll(
                 d_hidden, *sums = carry
                 h = ops.take(hidden, rows, axis=0)
                 features = _features(tail, h)
-                of_rows = ops.where(counts, ops.take(upstream, rows), 0)
+                row_upstream = ops.where(counts, ops.take(upstream, rows), 0)
                 # The normalizer of other rows may be small, and a logit minus it overflow.
-                of_tail = ops.where(counts, ops.take(normalizers, rows), math.inf)
-                d_logits = _logit_gradients(_logits(tail, features), of_tail, choice, of_rows)
+                row_normalizers = ops.where(counts, ops.take(normalizers, rows), math.inf)
+                d_logits = _logit_gradients(
+                    _logits(tail, features), row_normalizers, choice, row_upstream
+                )
                 d_h, d_tail = _gradients(tail, h, features, d_logits)
-                sums = [s + ops.cast(d, s.dtype) for s, d in zip(sums, d_tail, strict=False)]
+                gradients = (d for d in d_tail if d is not None)
+                sums = [s + ops.cast(d, s.dtype) for s, d in zip(sums, gradients, strict=True)]
                 return (_add_rows(d_hidden, rows, d_h), *sums)
 
             zeros = [ops.zeros(w.shape, upstream.dtype) for w in tail if w is not None]
@@ -119,7 +122,7 @@ def cluster_nll(
         values, head_normalizers = _score(head_logits, head_choice)
         values, normalizers = add_tails(hidden, tails, values)
 
-        def gradient(upstream, **_):
+        def gradient(upstream):
             d_logits = _logit_gradients(head_logits, head_normalizers, head_choice, upstream)
             d_hidden, d_head = _gradients(head, hidden, hidden, d_logits)
             d_hidden, d_tails = tail_gradients(hidden, tails, normalizers, upstream, d_hidden)

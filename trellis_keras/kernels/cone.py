@@ -26,9 +26,7 @@ positions. A `Block` computes at each of its levels the whole range that its low
 
 Within the block, the earlier taps of the first positions point before s. If s = 0 they are before
 the sequence. Otherwise their values are wrong, but no output depends on them, because every level
-of the block needs that much less than the level below. More blocks waste fewer positions but take
-longer to compile; `choose_blocks` trades this off, and `plan_levels` decides between blocks and
-levels compiled separately.
+of the block needs that much less than the level below.
 """
 
 import dataclasses
@@ -143,7 +141,7 @@ class Cone:
     def read(self, level: int, offset: int, below: int | None = None) -> Read:
         """Returns the `Read` of a level at an offset, from the one below it or another level."""
         below = level - 1 if below is None else below
-        return read(self.positions[level], self.positions[below], offset)
+        return locate(self.positions[level], self.positions[below], offset)
 
 
 def _even_start(start, time):
@@ -157,7 +155,7 @@ def _read_positions(positions, offsets):
     return wanted[wanted >= 0]
 
 
-def read(wanted: np.ndarray | None, available: np.ndarray | None, offset: int = 0) -> Read:
+def locate(wanted: np.ndarray | None, available: np.ndarray | None, offset: int = 0) -> Read:
     """Returns the `Read` that finds the positions `wanted - offset` among `available`.
 
     Both are ascending arrays, or None: all positions, of an unknown number.
@@ -193,7 +191,7 @@ def interleaved_padding(reads: Sequence[Read], width: int) -> int | None:
     return padding
 
 
-def offsets(kernel_size: int, dilation: int) -> tuple[int, ...]:
+def tap_offsets(kernel_size: int, dilation: int) -> tuple[int, ...]:
     """Returns the offsets of a convolution: 0, d, ..., (k-1)d."""
     return tuple(j * dilation for j in range(kernel_size))
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.kernels.cone import Read, interleaved_padding, offsets, read
+from trellis_keras.kernels.cone import Read, interleaved_padding, locate, tap_offsets
 from trellis_keras.kernels.products import matmul, needs_float32_result
 from trellis_keras.types import Tensor
 
@@ -104,7 +104,7 @@ def product(seen: Tensor, kernel: Tensor, dtype: str) -> Tensor:
         dtype: Dtype of the result.
     """
     if keras.backend.backend() != "tensorflow":
-        return matmul(seen, kernel, dtype)
+        return matmul(seen, kernel, seen.dtype, dtype)
     y = ops.einsum("btuc,cd->btud", seen[:, :, None], kernel)[:, :, 0]
     return ops.cast(y, dtype)
 
@@ -153,14 +153,15 @@ def convolve(
     taps = kernel.shape[0]
     geometry = find_geometry(wanted, available, taps, dilation_rate)
     if geometry is None or needs_float32_result(x):
-        reads = [read(wanted, available, o) for o in offsets(taps, dilation_rate)]
+        reads = [locate(wanted, available, o) for o in tap_offsets(taps, dilation_rate)]
         seen = ops.concatenate([gather(x, r) for r in reversed(reads)], axis=-1)
         return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), x.dtype)
     if geometry.start > 0:
         x = _between(x, geometry.start, x.shape[1])
     else:
         x = pad_past(x, -geometry.start)
-    return _first(_convolution(x, kernel, geometry), geometry.length)
+    y = _convolution(x, kernel, geometry)
+    return y if geometry.length is None else _between(y, 0, geometry.length)
 
 
 def find_geometry(
@@ -172,10 +173,11 @@ def find_geometry(
     """
     if wanted is None or available is None:
         return ConvolutionGeometry(-(taps - 1) * dilation_rate, 1, dilation_rate, None)
-    spacing = _spacing(available) or dilation_rate
-    stride = _spacing(wanted) or spacing
+    spacing, stride = _spacing(available), _spacing(wanted)
+    spacing = dilation_rate if spacing is None else spacing
+    stride = spacing if stride is None else stride
     first = wanted[0] - (taps - 1) * dilation_rate - available[0]
-    if spacing < 0 or stride < 0 or any(n % spacing for n in (stride, dilation_rate, first)):
+    if 0 in (spacing, stride) or any(n % spacing for n in (stride, dilation_rate, first)):
         return None
     geometry = ConvolutionGeometry(
         int(first // spacing), int(stride // spacing), int(dilation_rate // spacing), len(wanted)
@@ -185,9 +187,11 @@ def find_geometry(
 
 
 def _spacing(positions):
-    """Returns the distance of evenly spaced positions, 0 for a single one, -1 if uneven."""
+    """Returns the distance of evenly spaced positions, None for a single one, 0 if uneven."""
     steps = np.unique(np.diff(positions))
-    return int(steps[0]) if len(steps) == 1 else -min(len(steps), 1)
+    if len(steps) == 0:
+        return None
+    return int(steps[0]) if len(steps) == 1 else 0
 
 
 def _convolution(x, kernel, geometry):
@@ -202,7 +206,3 @@ def _convolution(x, kernel, geometry):
     )
     # Not `squeeze`: TensorFlow loses the size 1 if the length of the sequence is unknown.
     return ops.reshape(y, (-1, ops.shape(y)[2], kernel.shape[-1]))
-
-
-def _first(x, length):
-    return x if length is None else _between(x, 0, length)

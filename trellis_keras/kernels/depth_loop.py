@@ -50,15 +50,15 @@ def run_levels(
             states = level(first, states, _reader(plan, first, first - 1), injection(first))
         else:
             states = [gather(s, plan.read(first, 0)) for s in states]
-            rows = {i: injection.rows(i) for i in range(first, first + period)}
+            contributions = {i: injection.at_level(i) for i in range(first, first + period)}
 
-            def turn(n, states, period=period, rows=rows):
-                for i, of_level in rows.items():
-                    injected = injection.choose(i + n * period, of_level)
+            def turn(n, states, period=period, contributions=contributions):
+                for i, contribution in contributions.items():
+                    injected = injection.choose(i + n * period, contribution)
                     states = level(i, states, _reader(plan, i, i), injected)
                 return states
 
-            states = loop(first, turn, states, rows[first], block.turns)
+            states = loop(first, turn, states, contributions[first], block.turns)
         if block.last in plan.output_levels:
             outputs[block.last] = states[0]
     return outputs, states
@@ -112,19 +112,20 @@ class SharedInjection:
 
     def __call__(self, level: int) -> Tensor:
         """Returns the contribution at a level, (batch, positions, preactivations), or the bias."""
-        return self.rows(level) if self.enters(level) else self.bias
+        return self.at_level(level) if self.enters(level) else self.bias
 
-    def choose(self, level: Tensor, rows: Tensor) -> Tensor:
-        """Returns the contribution at a level in a loop, from its index (a tensor) and rows."""
+    def choose(self, level: Tensor, contribution: Tensor) -> Tensor:
+        """Returns the contribution at a level in a loop, from its index and `at_level`."""
         if self.enters_everywhere:
-            return rows
-        return ops.where(self.enters(level), rows, self.bias)
+            return contribution
+        return ops.where(self.enters(level), contribution, self.bias)
 
-    def rows(self, level: int) -> Tensor:
+    def at_level(self, level: int) -> Tensor:
         """Returns the contribution at a level with injection of x."""
         d, positions = self.dilation(level), self.plan.positions[level]
-        read = cone.read(positions, self.positions[d])
-        # Scattered rows are recomputed: the gradient of gathering them is as large as all rows.
+        read = cone.locate(positions, self.positions[d])
+        # Scattered positions are recomputed: the gradient of gathering them is as large as that of
+        # all positions.
         if not read.is_contiguous:
             return self.inject(positions, d)
         if d not in self.computed:
@@ -192,16 +193,16 @@ def step_levels(
     """
     # The level axis first, for the loop. The cell expects a time axis.
     a, *past = (ops.moveaxis(z, 1, 0)[:, :, None] for z in (a, *past))
-    rows = [] if active is None else [ops.convert_to_tensor(active)]
+    active = [] if active is None else [ops.convert_to_tensor(active)]
 
     def level(below, own):
-        a, past, row = own
+        a, past, active = own
         current = current_product(ops.cast(below[0], compute_dtype))
-        states = gated_states(a + ops.cast(current, a.dtype), past, *row)
+        states = gated_states(a + ops.cast(current, a.dtype), past, *active)
         return states, states
 
     ground = [ops.zeros_like(s[0]) for s in past]
-    top, states = ops.scan(level, ground, (a, past, rows))
+    top, states = ops.scan(level, ground, (a, past, active))
     below = [
         ops.moveaxis(ops.concatenate([g[None], s[:-1]], axis=0)[:, :, 0], 0, 1)
         for g, s in zip(ground, states, strict=True)

@@ -23,6 +23,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from trellis_keras.kernels.activations import lstm
+from trellis_keras.kernels.scan_tf import array_of, while_loop
+
 
 def lstm_levels(
     states: Sequence[tf.Tensor],
@@ -141,14 +144,14 @@ class _Block:
     def _forward(self, states, injected, initial, kernel, keep=True):
         """Returns the last level's states, and the arrays of all levels stored for the gradient."""
         kernels = self._kernels(kernel)
-        kept = [self._array(t) for t in (states if self.rematerialize else (*states, *injected))]
-        kept = kept if keep else []
+        kept = states if self.rematerialize else (*states, *injected)
+        kept = [array_of(t, self.turns, t.shape) for t in kept] if keep else []
 
         def level(i, states, kept):
             h_even, h_odd, c_even, c_odd = states
             a_even, a_odd = self._preactivations(h_even, h_odd, initial[0], injected, kernels)
-            new_even = _lstm(a_even, _shift_odd(c_odd, initial[1]))
-            new_odd = _lstm(a_odd, c_even)
+            new_even = lstm(a_even, _shift_odd(c_odd, initial[1]))
+            new_odd = lstm(a_odd, c_even)
             values = (*states, a_even, a_odd)
             kept = [array.write(i, v) for array, v in zip(kept, values, strict=False)]
             return i + 1, [new_even[0], new_odd[0], new_even[1], new_odd[1]], kept
@@ -186,35 +189,16 @@ class _Block:
         _, upstream, sums = self._loop(level, (0, list(upstream), sums))
         return [*upstream, *sums]
 
-    def _array(self, like):
-        return tf.TensorArray(
-            like.dtype, self.turns, element_shape=like.shape, clear_after_read=False
-        )
-
     def _loop(self, level, variables):
-        # One iteration at a time, to save memory, because levels depend on each other anyway.
-        return tf.while_loop(
-            lambda i, *_: i < self.turns,
-            level,
-            variables,
-            maximum_iterations=self.turns,
-            parallel_iterations=1,
-        )
+        return while_loop(lambda i, *_: i < self.turns, level, variables, self.turns)
 
 
 def _sort(arguments):
     return arguments[:4], arguments[4:6], arguments[6:8], arguments[8]
 
 
-def _lstm(a, past_c):
-    """Returns h and c of `LSTMGates`."""
-    i, f, g, o = tf.split(a, 4, axis=-1)
-    c = tf.sigmoid(f) * past_c + tf.sigmoid(i) * tf.tanh(g)
-    return tf.sigmoid(o) * tf.tanh(c), c
-
-
 def _lstm_gradient(a, past_c, dh, dc):
-    """Returns the gradients of `_lstm` with respect to a and past_c."""
+    """Returns the gradients of `lstm` with respect to a and past_c."""
     i, f, g, o = tf.split(a, 4, axis=-1)
     i, f, g, o = tf.sigmoid(i), tf.sigmoid(f), tf.tanh(g), tf.sigmoid(o)
     tanh_c = tf.tanh(f * past_c + i * g)

@@ -13,8 +13,19 @@ def custom_gradient(function: Callable) -> Callable:
     differentiates the forward pass instead: the same gradient, with more memory.
 
     Args:
-        function: Function of tensors that returns its outputs and the function of their gradient.
+        function: Function of tensors that returns its outputs, and a function of their gradients
+            that returns those of the inputs.
     """
-    if keras.backend.backend() != "torch":
-        return ops.custom_gradient(function)
-    return lambda *inputs: function(*inputs)[0]
+    if keras.backend.backend() == "torch":
+        return lambda *inputs: function(*inputs)[0]
+
+    def with_flat_upstream(*inputs):
+        outputs, gradient = function(*inputs)
+
+        def flat(*upstream, **_):
+            # TensorFlow passes the gradients of several outputs one by one, JAX as one tuple.
+            return gradient(*(upstream[0] if isinstance(upstream[0], (tuple, list)) else upstream))
+
+        return outputs, flat
+
+    return ops.custom_gradient(with_flat_upstream)

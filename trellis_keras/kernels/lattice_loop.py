@@ -12,13 +12,14 @@ matrices step by step and store every intermediate value. Here the backward loop
 gradients of the pre-activations; one product over all steps then gives each matrix's gradient.
 """
 
+import functools
 from collections.abc import Sequence
 
 from keras import ops
 
 from trellis_keras.kernels.activations import drop, tanh
 from trellis_keras.kernels.gradients import custom_gradient
-from trellis_keras.kernels.products import matmul, on_rows, rows
+from trellis_keras.kernels.products import flatten_rows, matmul, multiply_rows
 from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
@@ -65,14 +66,13 @@ def lattice_loop(
         # sigmoid(-a) is 1 - sigmoid(a): with the sign changed, Eqs. 17 and 18 hold.
         W, U, b = ({k: -w if k[0] == "z" else w for k, w in part.items()} for part in (W, U, b))
 
-    def product(x, weight):
-        return matmul(ops.cast(x, compute_dtype), ops.cast(weight, compute_dtype), x.dtype)
+    product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=h1.dtype)
 
     def from_h1(x, *names):
-        return on_rows(product, x, _join(W, names)) + _join(b, names)
+        return multiply_rows(product, x, _join(W, names)) + _join(b, names)
 
     def from_h2(s, *names):
-        return on_rows(product, s, _join(U, names))
+        return multiply_rows(product, s, _join(U, names))
 
     x = drop(h1, masks[0])
     gate_inputs = from_h1(x, "z2", "r2")
@@ -86,7 +86,6 @@ def lattice_loop(
         U["p1"],
         mask=masks[1],
         compute_dtype=compute_dtype,
-        product=product,
         return_gates="z1" not in W or "r1" not in W,
     )
     if last_only:
@@ -102,8 +101,8 @@ def lattice_loop(
 
 
 def _time_loop(
-    gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, compute_dtype, product, return_gates
-):  # fmt: skip
+    gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, compute_dtype, return_gates
+):
     """Computes the state h2 (time, batch, units) before each step, and the last h2.
 
     Args:
@@ -112,9 +111,9 @@ def _time_loop(
         h2: The initial state, (batch, units).
         gate_kernel, p_kernel: The kernels of h2 in z2 and r2, and of r2 * h2 in p1.
         mask, compute_dtype: See `lattice_loop`.
-        product: Function that multiplies rows by a kernel.
         return_gates: Whether to also return z2 and r2 of all steps, side by side.
     """
+    product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=h2.dtype)
 
     @custom_gradient
     def loop(gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *masks):
@@ -132,19 +131,19 @@ def _time_loop(
 
         last, (before, gates, p) = scan(step, h2, [gate_inputs, p_inputs])
 
-        def gradient(*upstream, **_):
-            # TensorFlow passes the gradients of the outputs one by one, JAX as one tuple.
-            d_before, d_last, *d_gates = upstream[0] if len(upstream) == 1 else upstream
+        def gradient(d_before, d_last, *d_gates):
             gate_kernel_t, p_kernel_t = ops.transpose(gate_operand), ops.transpose(p_operand)
 
             def step_back(dh, inputs):
-                h, gates, p, dh_of_step, *dgates_of_step = inputs
+                h, gates, p, dh_of_step, *dgates_of_step = inputs  # the last only if returned
                 z, r = ops.split(gates, 2, axis=-1)
                 s = drop(h, mask)
                 dp = dh * z * (1 - p * p)
                 drs = product(dp, p_kernel_t)
                 dgates = ops.concatenate([dh * (p - h), drs * s], axis=-1)
-                dgates = sum(dgates_of_step, dgates) * gates * (1 - gates)
+                if dgates_of_step:
+                    dgates = dgates + dgates_of_step[0]
+                dgates = dgates * gates * (1 - gates)
                 ds = drs * r + product(dgates, gate_kernel_t)
                 return dh * (1 - z) + drop(ds, mask) + dh_of_step, [dgates, dp]
 
@@ -152,8 +151,8 @@ def _time_loop(
             dh, (dgates, dp) = scan(step_back, d_last, inputs, reverse=True)
             s = drop(before, mask)
             r = gates[..., h2.shape[-1] :]
-            dgate_kernel = product(ops.transpose(rows(s)), rows(dgates))
-            dp_kernel = product(ops.transpose(rows(r * s)), rows(dp))
+            dgate_kernel = product(ops.transpose(flatten_rows(s)), flatten_rows(dgates))
+            dp_kernel = product(ops.transpose(flatten_rows(r * s)), flatten_rows(dp))
             return dgates, dp, dh, dgate_kernel, dp_kernel, *map(ops.zeros_like, masks)
 
         return ((before, last, gates) if return_gates else (before, last)), gradient

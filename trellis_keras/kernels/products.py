@@ -8,13 +8,15 @@ from keras import ops
 from trellis_keras.types import Tensor
 
 
-def matmul(x: Tensor, kernel: Tensor, dtype: str) -> Tensor:
-    """Multiplies x (..., in) by a kernel (in, out) of the same dtype.
+def matmul(x: Tensor, kernel: Tensor, compute_dtype: str, dtype: str) -> Tensor:
+    """Multiplies x (..., in) by a kernel (in, out).
 
     Args:
-        x, kernel: Tensors of the compute dtype.
+        x, kernel: Tensors.
+        compute_dtype: Dtype of the operands.
         dtype: Dtype of the result.
     """
+    x, kernel = ops.cast(x, compute_dtype), ops.cast(kernel, compute_dtype)
     if needs_float32_result(x):
         from trellis_keras.kernels.products_jax import bfloat16_matmul
 
@@ -22,14 +24,14 @@ def matmul(x: Tensor, kernel: Tensor, dtype: str) -> Tensor:
     return ops.cast(ops.matmul(x, kernel), dtype)
 
 
-def rows(x: Tensor) -> Tensor:
+def flatten_rows(x: Tensor) -> Tensor:
     """Returns x (..., channels) as a matrix with a row per position."""
     return ops.reshape(x, (-1, x.shape[-1]))
 
 
-def on_rows(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, kernel: Tensor) -> Tensor:
+def multiply_rows(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, kernel: Tensor) -> Tensor:
     """Multiplies x (..., in) by a kernel (in, out) with a function that multiplies matrices."""
-    y = product(rows(x), kernel)
+    y = product(flatten_rows(x), kernel)
     return ops.reshape(y, (*ops.shape(x)[:-1], kernel.shape[-1]))
 
 

@@ -8,6 +8,7 @@ computes only the gradients of the pre-activations; one product over all steps t
 kernel's gradient.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from keras import ops
 
 from trellis_keras.kernels.activations import lstm, tanh
 from trellis_keras.kernels.gradients import custom_gradient
-from trellis_keras.kernels.products import matmul, on_rows, rows
+from trellis_keras.kernels.products import flatten_rows, matmul, multiply_rows
 from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
@@ -69,9 +70,10 @@ def recurrent_loop(
     Returns:
         The outputs (batch, time, units), and the list of the last states, of the states' dtype.
     """
-    product = _product(compute_dtype, states[0].dtype)
-    x = on_rows(product, ops.transpose(inputs, (1, 0, 2)), kernel)
-    x = sum(biases[:1], x)
+    product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=states[0].dtype)
+    x = multiply_rows(product, ops.transpose(inputs, (1, 0, 2)), kernel)
+    if biases:
+        x = x + biases[0]
     # Not a variable: TensorFlow's custom gradients treat those differently.
     recurrent_kernel = ops.cast(recurrent_kernel, states[0].dtype)
     valid = []
@@ -86,7 +88,6 @@ def recurrent_loop(
         valid,
         equations=equations,
         compute_dtype=compute_dtype,
-        product=product,
     )
     if valid:
         y = ops.where(ops.cumsum(valid[0], axis=0) > 0, y, ops.zeros_like(y))
@@ -104,8 +105,10 @@ def recurrent_step(
     compute_dtype: str,
 ) -> tuple[Tensor, list[Tensor]]:
     """Computes one step as `recurrent_loop` does, from x (batch, channels)."""
-    product = _product(compute_dtype, states[0].dtype)
-    x = sum(biases[:1], product(x, kernel))
+    product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=states[0].dtype)
+    x = product(x, kernel)
+    if biases:
+        x = x + biases[0]
     _, following = _step(equations, product, recurrent_kernel, biases[1:], states, [x])
     return following[0], following
 
@@ -113,28 +116,19 @@ def recurrent_step(
 def _step(equations, product, kernel, bias, states, inputs):
     """Returns m and the next states, from a list of x and at most one mask."""
     x, *valid = inputs
-    m = sum(bias, product(states[0], kernel))
+    m = product(states[0], kernel)
+    if bias:
+        m = m + bias[0]
     return m, _choose(valid, equations.advance(x, m, states), states)
 
 
-def _product(compute_dtype, dtype):
-    """Returns a function that multiplies rows by a kernel.
-
-    It holds no layer: TensorFlow never frees the gradient of a loop, or what that refers to.
-    """
-
-    def product(x, kernel):
-        return matmul(ops.cast(x, compute_dtype), ops.cast(kernel, compute_dtype), dtype)
-
-    return product
-
-
-def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype, product):
+def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype):
     """Computes h at all steps (time, batch, units), and the last states.
 
     x (time, batch, blocks * units) is the contribution of the inputs. `bias` and `valid` are lists
     of at most one: the bias of m, and a mask (time, batch, 1), 1 at steps that count.
     """
+    product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=x.dtype)
     operand = ops.cast(kernel, compute_dtype)  # once, not in each step
 
     def step(states, inputs):
@@ -145,10 +139,12 @@ def _loop(x, kernel, bias, states, valid, *, equations, compute_dtype, product):
     return y, *last
 
 
-def _differentiable_loop(
-    x, kernel, bias, states, valid, *, equations, compute_dtype, product
-):  # fmt: skip
-    """Computes what `_loop` does, with a custom gradient."""
+def _differentiable_loop(x, kernel, bias, states, valid, *, equations, compute_dtype):
+    """Computes what `_loop` does, with a custom gradient.
+
+    Nothing here refers to a layer: TensorFlow never frees the gradient of a loop.
+    """
+    product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=x.dtype)
     biases, number, masks = len(bias), len(states), len(valid)
 
     @custom_gradient
@@ -164,9 +160,7 @@ def _differentiable_loop(
 
         last, (m, *after) = scan(step, list(initial), [x, *valid])
 
-        def gradient(*upstream, **_):
-            # TensorFlow passes the gradients of the outputs one by one, JAX as one tuple.
-            dy, *d_last = upstream[0] if len(upstream) == 1 else upstream
+        def gradient(dy, *d_last):
             transposed = ops.transpose(operand)
             before = [
                 ops.concatenate([first[None], following[:-1]])
@@ -187,7 +181,7 @@ def _differentiable_loop(
             inputs = [dy, *factors, *valid]
             d_states, gradients = scan(step_back, list(d_last), inputs, reverse=True)
             dm, dx = gradients[0], gradients[-1]
-            d_kernel = product(ops.transpose(rows(before[0])), rows(dm))
+            d_kernel = product(ops.transpose(flatten_rows(before[0])), flatten_rows(dm))
             d_bias = [ops.sum(dm, axis=(0, 1)) for _ in bias]
             return dx, d_kernel, *d_bias, *d_states, *map(ops.zeros_like, valid)
 

@@ -171,8 +171,7 @@ class DenseHead(Head):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits (..., V), at least float32."""
-        kernel = ops.cast(self.matrix(), self.compute_dtype)
-        logits = matmul(ops.cast(hidden, self.compute_dtype), kernel, self._loss_dtype)
+        logits = matmul(hidden, self.matrix(), self.compute_dtype, self._loss_dtype)
         return logits + ops.cast(self.bias, self._loss_dtype)
 
     def matrix(self) -> Tensor:
@@ -314,8 +313,8 @@ class MixtureOfSoftmaxes(DenseHead):
         weights = self.matrix(), ops.cast(self.bias, self._loss_dtype)
         if not kernels.enabled():
             return function(*tensors, *weights)
-        numbers = self.experts * self.vocabulary_size
-        steps = blockwise.steps_within(LOGITS_AT_ONCE, tensors[0], numbers)
+        logits = self.experts * self.vocabulary_size
+        steps = blockwise.steps_within(LOGITS_AT_ONCE, tensors[0], logits)
         return blockwise.map_blocks(function, steps, tensors, weights)
 
     def _mixture(self, hidden, training):
@@ -334,9 +333,9 @@ class MixtureOfSoftmaxes(DenseHead):
     def _expert_logits(self, latent, kernel, bias):
         """(..., K * latent_units) -> (..., K, V)."""
         width, words = kernel.shape
-        # Cast for each block, so that the blocks' gradients are summed in float32.
-        kernel = ops.cast(kernel, self.compute_dtype)
-        logits = matmul(ops.reshape(latent, (-1, width)), kernel, self._loss_dtype) + bias
+        latent_rows = ops.reshape(latent, (-1, width))
+        # The kernel is cast for each block, so that the blocks' gradients are summed in float32.
+        logits = matmul(latent_rows, kernel, self.compute_dtype, self._loss_dtype) + bias
         return ops.reshape(logits, (*ops.shape(latent)[:-1], self.experts, words))
 
     def _add_epsilon(self, log_p):

@@ -1,9 +1,11 @@
 """The product of a `keras.layers.Dense`."""
 
+import functools
+
 import keras
 from keras import ops
 
-from trellis_keras.kernels.products import matmul, on_rows
+from trellis_keras.kernels.products import matmul, multiply_rows
 from trellis_keras.types import Tensor
 
 
@@ -18,5 +20,5 @@ def linear(layer: keras.layers.Dense, x: Tensor) -> Tensor:
     """
     if layer.quantization_mode is not None:
         return layer(x)
-    kernel, bias = (ops.cast(weight, x.dtype) for weight in (layer.kernel, layer.bias))
-    return on_rows(lambda rows, kernel: matmul(rows, kernel, x.dtype), x, kernel) + bias
+    product = functools.partial(matmul, compute_dtype=x.dtype, dtype=x.dtype)
+    return multiply_rows(product, x, layer.kernel) + ops.cast(layer.bias, x.dtype)

@@ -1,5 +1,6 @@
 """The Lattice Recurrent Unit (Ahuja & Morency 2018), not the Linear Recurrent Unit."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,7 +138,7 @@ class LRUCell(RecurrentCell):
             h1, h2: Tensors (batch, units).
             masks: Dropout masks (batch, units) of h1 and of h2, or None.
         """
-        product = self.product
+        product = functools.partial(matmul, compute_dtype=self.compute_dtype, dtype=h1.dtype)
         for n in range(self.cells_per_node):
             (W, W1, W2), (U, U1, U2), (b, b1, b2) = map(self._split, self.weights_of(n, h1.dtype))
             x, s = drop(h1, masks[0]), drop(h2, masks[1])
@@ -166,11 +167,6 @@ class LRUCell(RecurrentCell):
         """Splits a weight into the columns of the gates, of p1 and of p2."""
         n = len(self.gates) * self.units
         return ops.split(weight, [n, n + self.units], axis=-1)
-
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Returns the matrix product in the compute dtype, cast to the dtype of x."""
-        dtype = self.compute_dtype
-        return matmul(ops.cast(x, dtype), ops.cast(weight, dtype), x.dtype)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

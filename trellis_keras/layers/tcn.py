@@ -17,7 +17,7 @@ from keras_streams.protocol import (
 )
 from trellis_keras import kernels
 from trellis_keras.kernels.activations import activate
-from trellis_keras.kernels.cone import Cone, offsets, read
+from trellis_keras.kernels.cone import Cone, locate, tap_offsets
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.layers.checks import (
     check_choice,
@@ -360,7 +360,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     @property
     def offsets(self) -> tuple[int, ...]:
         """Number of steps that each tap looks back, the last tap first."""
-        return offsets(self.kernel_size, self.dilation_rate)
+        return tap_offsets(self.kernel_size, self.dilation_rate)
 
     def cache_shapes(self, batch_size: int | None) -> list:
         return [[batch_size, self.offsets[-1], n] for n in (self.input_channels, self.filters)]
@@ -717,7 +717,7 @@ def _select(x, wanted, available=None):
     """x at the positions `wanted`, from those `available`, by default all."""
     if wanted is None:
         return x
-    return gather(x, read(wanted, np.arange(x.shape[1]) if available is None else available))
+    return gather(x, locate(wanted, np.arange(x.shape[1]) if available is None else available))
 
 
 def _select_mask(mask, wanted):

@@ -672,7 +672,7 @@ class TrellisLayer(StatefulLayer):
         draws = bool(self.cell.non_trainable_variables)  # random state, which no loop can carry
         return cone.plan_levels(
             time,
-            tuple(cone.offsets(taps, self.dilation(i)) for i in range(1, self.depth + 1)),
+            tuple(cone.tap_offsets(taps, self.dilation(i)) for i in range(1, self.depth + 1)),
             output_length,
             output_levels=tuple(self.aux_levels) if self.return_aux else (),
             bounds=tuple(sorted({level - 1 for level in starts if level > 1})),
@@ -688,12 +688,12 @@ class TrellisLayer(StatefulLayer):
         def apply_mask(states, level):
             if mask is None:
                 return states
-            read = cone.read(plan.positions[level], everything)
+            read = cone.locate(plan.positions[level], everything)
             return self._apply_mask(states, initial, gather(mask[..., None], read)[..., 0])
 
         def inject(positions, dilation):
             def read_taps(z, z_0, steps):
-                return gather_taps(z, [cone.read(positions, everything, s) for s in steps], z_0)
+                return gather_taps(z, [cone.locate(positions, everything, s) for s in steps], z_0)
 
             return self._injection(x, weights, read_taps, dilation)
 
@@ -771,8 +771,8 @@ class TrellisLayer(StatefulLayer):
         states = super().initial_cache(batch_size, initial_state)
         shapes = self.cache_shapes(batch_size)
         buffers = [
-            [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
-            for s, of_state in zip(states, shapes["states"], strict=True)
+            [ops.broadcast_to(s[:, None, None, :], shape) for shape in shapes_of_state]
+            for s, shapes_of_state in zip(states, shapes["states"], strict=True)
         ]
         return {"inputs": ops.zeros(shapes["inputs"], self.compute_dtype), "states": buffers}
 
@@ -796,14 +796,15 @@ class TrellisLayer(StatefulLayer):
         # Cast and sliced here, once a step: in the loop XLA would do so at every level.
         kernel = ops.cast(weights.recurrent_kernel, self.compute_dtype)
         past_taps = self.kernel_size - 1
-        rows, index = self._injected_rows(inputs, weights, 1)
-        a = ops.moveaxis(ops.take(rows, index, axis=0)[:, :, 0], 0, 1)  # (batch, level, preact.)
+        injected, index = self._injection_by_dilation(inputs, weights, 1)
+        # (batch, level, preactivations)
+        a = ops.moveaxis(ops.take(injected, index, axis=0)[:, :, 0], 0, 1)
         if past_taps:
             taps = range(past_taps, 0, -1)
             h = [buffers.earlier(cache["states"][0], j) for j in taps]
             h = ops.cast(ops.concatenate(h, axis=-1), self.compute_dtype)
             a = a + ops.cast(self._hidden_product(kernel[:-1], past_taps)(h), self.state_dtype)
-        past = [buffers.earlier(of_state, 1) for of_state in cache["states"]]
+        past = [buffers.earlier(buffers_of_state, 1) for buffers_of_state in cache["states"]]
         below, top = depth_loop.step_levels(
             a,
             past,
@@ -813,7 +814,7 @@ class TrellisLayer(StatefulLayer):
             compute_dtype=self.compute_dtype,
         )
         pairs = zip(cache["states"], below, strict=True)
-        states = [buffers.append(of_state, newest) for of_state, newest in pairs]
+        states = [buffers.append(buffers_of_state, newest) for buffers_of_state, newest in pairs]
         y = ops.cast(top[0][..., -self.output_units :], self.compute_dtype)
         return y, {"inputs": inputs[:, 1:], "states": states}
 
@@ -824,7 +825,7 @@ class TrellisLayer(StatefulLayer):
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
         buffers = self._level_buffers
         weights = self._weights()
-        rows, index = self._injected_rows(inputs, weights, time)
+        injected, index = self._injection_by_dilation(inputs, weights, time)
         index, dilations = ops.convert_to_tensor(index), ops.convert_to_tensor(buffers.dilations)
         active = self.active_channels(np.arange(1, self.depth + 1))
         active = None if active is None else ops.convert_to_tensor(active)
@@ -843,7 +844,7 @@ class TrellisLayer(StatefulLayer):
                 None,
                 weights,
                 read_taps,
-                rows[index[i]],
+                injected[index[i]],
                 d,
                 None if active is None else active[i],
             )
@@ -851,7 +852,7 @@ class TrellisLayer(StatefulLayer):
             kept = [replace_row(k, i, s[:, -k.shape[2] :]) for k, s in pairs]
             return states, kept
 
-        kept = [buffers.stack(of_state) for of_state in cache["states"]]
+        kept = [buffers.stack(buffers_of_state) for buffers_of_state in cache["states"]]
         states, kept = ops.fori_loop(0, self.depth, level, (self._zero_states(x, time), kept))
         pairs = zip(kept, cache["states"], strict=True)
         following = [buffers.unstack(k, like) for k, like in pairs]
@@ -875,11 +876,11 @@ class TrellisLayer(StatefulLayer):
             ],
         }
 
-    def _injected_rows(self, inputs, weights, time):
-        """Returns the `_injection` of every level, as rows and the row index of each level.
+    def _injection_by_dilation(self, inputs, weights, time):
+        """Returns the distinct `_injection`s, and the index among them of each level's.
 
-        Row 0 is the bias alone, for the levels without injection. The others are the contributions
-        of x, one row per distinct dilation: (row, batch, time, preactivations). `inputs` (batch,
+        The first is the bias alone, for the levels without injection. The others are those of x,
+        one per distinct dilation: (injection, batch, time, preactivations). `inputs` (batch,
         steps + time, channels) are x after the last inputs of the cache.
         """
         levels = np.arange(1, self.depth + 1)
@@ -890,11 +891,11 @@ class TrellisLayer(StatefulLayer):
             seen = [[_window(z, s, time) for s in of_tap] for of_tap in steps]
             return ops.concatenate([ops.concatenate(s, axis=0) for s in seen], axis=-1)
 
-        rows = self._injection(inputs, weights._replace(bias=0.0), read_taps, distinct)
-        rows = ops.reshape(rows, (len(distinct), -1, *ops.shape(rows)[1:])) + weights.bias
-        bias = ops.broadcast_to(weights.bias, ops.shape(rows[:1]))
+        x = self._injection(inputs, weights._replace(bias=0.0), read_taps, distinct)
+        x = ops.reshape(x, (len(distinct), -1, *ops.shape(x)[1:])) + weights.bias
+        bias = ops.broadcast_to(weights.bias, ops.shape(x[:1]))
         index = np.where(self.injects_input(levels), np.searchsorted(distinct, dilations) + 1, 0)
-        return ops.concatenate([bias, rows], axis=0), index.astype("int32")
+        return ops.concatenate([bias, x], axis=0), index.astype("int32")
 
     # Keras
 
