@@ -85,11 +85,11 @@ class Cone:
     Args:
         time: Length of the sequence, or None if unknown.
         offsets: Per level, from level 1 on, how many steps back it reads, including 0.
-        output_length: Number of last outputs needed. Defaults to all.
+        output_length: Number of last outputs needed. Defaults to `None`, all.
         output_levels: Levels below the last whose last outputs are also needed; their positions
             always include them.
         blocks: List of `Block`s from level 1 to the last. The levels of a block of one turn are
-            not looped over and have their own positions. Defaults to no loops.
+            not looped over and have their own positions. Defaults to `None`, no loops.
 
     Attributes:
         positions: List of ascending arrays: the positions of levels 0 (the input) to the last.

@@ -49,9 +49,9 @@ def lstm_levels(
         initial: [h, c] before the first step, each (batch, units), or None for zeros.
         turns: Number of levels.
         compute_dtype: Dtype of the products' operands.
-        training: Whether a gradient is likely to follow. If False, nothing is stored for it, and
-            automatic differentiation computes any gradient.
-        rematerialize: Whether to recompute pre-activations in the backward pass.
+        training: Boolean, whether a gradient is likely to follow. If False, nothing is stored for
+            it, and automatic differentiation computes any gradient.
+        rematerialize: Boolean, whether to recompute pre-activations in the backward pass.
     """
     width, size = states[0].shape[1], states[0].shape[2]
     initial = [tf.zeros_like(s[:, 0]) for s in states] if initial is None else initial

@@ -47,12 +47,13 @@ def lattice_loop(
         bias: Tensor (blocks * units,).
         gates: Names of the gates in the order of their column blocks, which precede those of p1 and
             p2. Without z1 the cell uses z2 instead, without r1 it uses r2.
-        update_gate_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one
-            (Eqs. 17 and 18).
+        update_gate_keeps: Boolean, whether update gates weight the old state (Eqs. 9 and 10) or the
+            new one (Eqs. 17 and 18).
         compute_dtype: Dtype of the products' operands. Results have the dtype of h1.
-        valid: Boolean (time, batch, 1). Other steps leave h2 unchanged. Defaults to all steps.
-        masks: Dropout masks (batch, units) of h1 and of h2 in the products. Defaults to none.
-        last_only: Whether to compute h1' only at the last step. Defaults to False.
+        valid: Boolean (time, batch, 1). Other steps leave h2 unchanged. Defaults to `None`, all
+            steps are valid.
+        masks: Dropout masks (batch, units) of h1 and of h2 in the products, each `None` for none.
+        last_only: Boolean, whether to compute h1' only at the last step. Defaults to `False`.
 
     Returns:
         h1' (time, batch, units), or (1, batch, units) with `last_only`, and the last h2.
@@ -111,7 +112,7 @@ def _time_loop(
         h2: The initial state, (batch, units).
         gate_kernel, p_kernel: The kernels of h2 in z2 and r2, and of r2 * h2 in p1.
         mask, compute_dtype: See `lattice_loop`.
-        return_gates: Whether to also return z2 and r2 of all steps, side by side.
+        return_gates: Boolean, whether to also return z2 and r2 of all steps, side by side.
     """
     product = functools.partial(matmul, compute_dtype=compute_dtype, dtype=h2.dtype)
 

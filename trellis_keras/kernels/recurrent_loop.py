@@ -63,9 +63,9 @@ def recurrent_loop(
         equations: `LSTM`, `GRU` or `ELMAN`.
         compute_dtype: Dtype of the products' operands.
         mask: Boolean (batch, time). Other steps leave the states unchanged and repeat the output
-            before them, zeros at the start. Defaults to all steps.
-        training: Whether gradients are computed by a loop of their own, not by automatic
-            differentiation. Defaults to False.
+            before them, zeros at the start. Defaults to `None`, all steps.
+        training: Boolean, whether gradients are computed by a loop of their own, not by automatic
+            differentiation. Defaults to `False`.
 
     Returns:
         The outputs (batch, time, units), and the list of the last states, of the states' dtype.

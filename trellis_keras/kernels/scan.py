@@ -25,7 +25,7 @@ def scan(
             a list of tensors.
         carry: Tensor, or a structure of tensors.
         inputs: List of tensors of equal length, at least 1.
-        reverse: Whether to start at the end. Defaults to False.
+        reverse: Boolean, whether to start at the end. Defaults to `False`.
 
     Returns:
         The last carry, and a list of the steps' results, stacked along the first axis.

@@ -38,18 +38,23 @@ class GridLSTMCell(RecurrentCell):
     not shared, each node l has its own, with the suffix `_l`. With H units there are 16 H^2 + 8 H
     of them.
 
+    Reference:
+
+    - [Kalchbrenner et al., 2016](https://arxiv.org/abs/1507.01526)
+
     Args:
         units: Positive integer, channels of every h and every m. The input must have the same
             number of channels, since it is the h1 of the bottom node. (Put a `Dense` or
             `Embedding` layer before the cell.)
-        depth: Positive integer, number of nodes. Defaults to 1.
+        depth: Positive integer, number of nodes. Defaults to `1`.
         update: `"parallel"` for the equations above, or `"sequential"` for the LRU authors' code,
             where the time LSTM reads h1' instead of h1. Defaults to `"parallel"`.
-        share_depth_weights: Whether the nodes of the column share their weights (the "tied"
-            Grid-LSTM, and footnote 3 of Ahuja & Morency; their code does not). Defaults to True.
-        return_memory: Whether to output [h1', m1'] of the top node (2 * units channels) instead
-            of h1'. A `GridLSTMCell` above accepts it: an input of 2 * units channels is [h1, m1] of
-            its bottom node. Defaults to False.
+        share_depth_weights: Boolean, whether the nodes of the column share their weights (the
+            "tied" Grid-LSTM, and footnote 3 of Ahuja & Morency; their code does not). Defaults to
+            `True`.
+        return_memory: Boolean, whether to output [h1', m1'] of the top node (2 * units channels)
+            instead of h1'. A `GridLSTMCell` above accepts it: an input of 2 * units channels is
+            [h1, m1] of its bottom node. Defaults to `False`.
         **kwargs: As in `RecurrentCell`. `dropout` drops h1 (and h1') in the matrix products,
             `recurrent_dropout` h2, each with one mask (batch, units) for all nodes and steps.
             Memories are not dropped. The forget gates' biases start at 1, as in
@@ -59,7 +64,7 @@ class GridLSTMCell(RecurrentCell):
         inputs: Tensor (batch, units), or (batch, 2 * units).
         states: List of 2 * depth tensors (batch, units): h2, m2 of the bottom node, then of the
             node above it, and so on.
-        training: Whether dropout is active. Defaults to False.
+        training: Boolean, whether dropout is active. Defaults to `False`.
 
     At masked steps `keras.layers.RNN` repeats the previous output, except on JAX, where
     it returns the first state instead. The output of this cell is not one of its states, so on JAX

@@ -24,7 +24,7 @@ from trellis_keras.types import Initializer, Shape, Tensor
 # Number of logits of a mixture of softmaxes in memory at once: 16 MiB in float32. More are not
 # faster on a CPU, and with 10,000 words they make 420 rows of a product, enough for a GPU.
 LOGITS_AT_ONCE = 2**22
-# In +-1/sqrt(channels).
+# Uniform in +-1/sqrt(channels).
 _UNIFORM = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 _ZEROS = keras.initializers.serialize(keras.initializers.Zeros())
 
@@ -64,7 +64,7 @@ class Head(ConfigMixin, keras.layers.Layer):
         Args:
             hidden: Tensor (..., channels).
             targets: Integer tensor (...).
-            training: Whether the head's own dropout is active. Defaults to `False`.
+            training: Boolean, whether the head's own dropout is active. Defaults to `False`.
 
         Returns:
             Tensor of the shape of `targets`, at least float32; NaN for a target outside
@@ -198,21 +198,25 @@ class MixtureOfSoftmaxes(DenseHead):
     Time steps are computed in blocks whose logits, for all experts, take 16 MiB in float32 (at
     least one step). The backward pass recomputes them.
 
+    Reference:
+
+    - [Yang et al., 2018](https://arxiv.org/abs/1711.03953)
+
     Args:
         vocabulary_size: Positive integer, number of tokens V.
         experts: Positive integer, number of softmaxes K.
         latent_units: Positive integer, width of each latent vector and of the output matrix.
-            Defaults to the width of a tied embedding, or else the number of channels of `hidden`.
+            Defaults to `None`, the width of a tied embedding, or else that of `hidden`.
         latent_dropout: Float in [0, 1), variational dropout rate of the latent vectors before the
-            tanh, one mask per row (and auxiliary output) for all time steps. Defaults to 0.
+            tanh, one mask per row (and auxiliary output) for all time steps. Defaults to `0`.
         epsilon: Positive float for log(p + epsilon), which the authors' code uses with 1e-8, or
-            None for log(p) without underflow. Defaults to None.
+            `None` for log(p) without underflow. Defaults to `None`.
         kernel_initializer: Initializer for the output matrix E (latent_units, V), unless it is
             tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
         expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
             `"zeros"`.
-        seed: Integer seed of the dropout and the default initializers. Defaults to None.
+        seed: Integer seed of the dropout and the default initializers. Defaults to `None`.
 
     Example:
 
@@ -367,17 +371,21 @@ class AdaptiveSoftmax(Head):
     `div_value=4`, tail i = 1, 2, ... has a projection to channels // 4**i and a matrix of that
     width, as in the paper.
 
+    Reference:
+
+    - [Grave et al., 2017](https://arxiv.org/abs/1609.04309)
+
     Args:
         vocabulary_size: Positive integer, number of words V.
         cutoffs: Increasing integers between 1 and V - 1, the first word of each tail. Empty for
             a single softmax.
         div_value: Number, at least 1, the factor by which each tail is narrower than the previous
-            one. Defaults to 1: tails are as wide as the hidden states, without projections.
+            one. Defaults to `1`: tails are as wide as the hidden states, without projections.
         kernel_initializer: Initializer for the clusters' matrices (words, width) and projections
             (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for the biases of words (V,) and of tails. Defaults to
             `"zeros"`.
-        seed: Integer seed of the initializers. Defaults to None.
+        seed: Integer seed of the initializers. Defaults to `None`.
 
     Example:
 

@@ -27,7 +27,7 @@ _GATES = {"ug": ("z1", "z2", "r2", "r1"), "rg": ("z2", "r2", "r1"), "ps": ("z2",
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class LRUCell(RecurrentCell):
-    """Cell of a Lattice Recurrent Unit (Ahuja & Morency 2018), not of a Linear Recurrent Unit.
+    """Cell of a Lattice Recurrent Unit, not of a Linear Recurrent Unit.
 
     The input h1 comes from the cell below (depth), the state h2 from the previous step (time), and
     the cell has an output for each. The equations of the full LRU, `"ug"`, are
@@ -48,22 +48,26 @@ class LRUCell(RecurrentCell):
     The column blocks of the weights are z1, z2, r2, r1, p1, p2 (those that the variant has). A cell
     has 12 units^2 + 6 units weights with `"ug"`, 10 and 5 with `"rg"`, 8 and 4 with `"ps"`.
 
+    Reference:
+
+    - [Ahuja & Morency, 2018](https://arxiv.org/abs/1710.02254)
+
     Args:
         units: Positive integer, number of channels of the state and of the input.
         variant: `"ug"`, `"rg"` or `"ps"`. Defaults to `"ug"`.
         convention: `"paper"`, or `"authors"` for Eqs. 17 and 18 in all variants. Defaults to
             `"paper"`.
         cells_per_node: Positive integer, number of chained cells, each with its own weights and
-            reading both outputs of the previous one. Defaults to 1.
-        use_gate_bias: Whether the gates have biases. (False corresponds to `bias=False` in the
-            authors' code.) Defaults to True.
+            reading both outputs of the previous one. Defaults to `1`.
+        use_gate_bias: Boolean, whether the gates have biases. (False corresponds to `bias=False` in
+            the authors' code.) Defaults to `True`.
         **kwargs: As in `RecurrentCell`. `dropout` drops h1 and `recurrent_dropout` h2 in the matrix
             products, not where they are mixed with p1 and p2.
 
     Call arguments:
         inputs: h1, a tensor (batch, units).
         states: List of h2, a tensor (batch, units).
-        training: Whether dropout is active. Defaults to False.
+        training: Boolean, whether dropout is active. Defaults to `False`.
 
     `LRU` computes the same function faster. It also repeats outputs at masked steps, as
     Keras documents; on JAX `keras.layers.RNN` repeats the state instead, which differs from this
@@ -171,7 +175,7 @@ class LRUCell(RecurrentCell):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class LRU(StatefulLayer):
-    """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
+    """Lattice Recurrent Unit of `depth` cells, not the Linear Recurrent Unit.
 
     It computes the same function as `keras.layers.RNN([LRUCell(units), ...])`: h1 passes up from
     cell to cell, and each cell passes its h2 to the next time step. `LRUCell` has the equations,
@@ -179,9 +183,13 @@ class LRU(StatefulLayer):
     step; all others are computed for all steps at once (`kernels.lattice_loop`, for
     `cells_per_node=1`). Inputs without `units` channels first pass through a `Dense` layer.
 
+    Reference:
+
+    - [Ahuja & Morency, 2018](https://arxiv.org/abs/1710.02254)
+
     Args:
         units: Positive integer, number of channels.
-        depth: Positive integer, number of stacked cells. Defaults to 2.
+        depth: Positive integer, number of stacked cells. Defaults to `2`.
         variant, convention, cells_per_node, use_gate_bias: See `LRUCell`.
         return_sequences, return_state, go_backwards, stateful: As in `keras.layers.RNN`, but all
             steps are returned by default.
@@ -193,10 +201,10 @@ class LRU(StatefulLayer):
     Call arguments:
         inputs: Tensor (batch, time, channels).
         initial_state: List of `depth` tensors (batch, units), from the bottom up. Defaults to
-            zeros, or to the carried states of a stateful layer.
+            `None`, zeros or the carried states of a stateful layer.
         mask: Boolean (batch, time). Masked steps keep the state and repeat the last output (zeros
             before the first), as in Keras' RNN layers.
-        training: Whether dropout is active. Defaults to False.
+        training: Boolean, whether dropout is active. Defaults to `False`.
 
     Returns:
         y (batch, time, units); without `return_sequences`, (batch, units). With `return_state`, a

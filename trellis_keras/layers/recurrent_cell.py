@@ -33,7 +33,7 @@ class GateInitializer(keras.initializers.Initializer):
         gates: Positive integer, number of gates.
         fan_in: Positive integer, number of rows of a gate's full matrix. Only initializers that
             scale with it (`keras.initializers.VarianceScaling`, hence Glorot, He and LeCun) use it.
-            Defaults to the number of rows of the kernel.
+            Defaults to `None`, the number of rows of the kernel.
 
     Example:
 
@@ -157,10 +157,10 @@ class RecurrentCell(DropoutRNNCell, ConfigMixin, keras.layers.Layer):
             `"glorot_uniform"`.
         bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the weights.
-            Defaults to None.
-        dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
-        recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
-        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
+            Defaults to `None`.
+        dropout: Float in [0, 1), dropout rate of the inputs. Defaults to `0`.
+        recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to `0`.
+        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to `None`.
     """
 
     removed_options = dict.fromkeys(f"{kind}_constraint" for kind in _KINDS)

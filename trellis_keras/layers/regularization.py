@@ -43,10 +43,10 @@ class _MaskDropout(ConfigMixin, keras.layers.Layer):
 class Dropout(keras.layers.Dropout):
     """`keras.layers.Dropout`, with masks that XLA draws fast and whose rate is exact.
 
-    On TensorFlow, XLA draws the mask of `keras.layers.Dropout` so slowly on a CPU that the mask may
-    take longer than the rest of a training step, and in half precision it drops another fraction
-    than `rate`: .0078 instead of .003 in bfloat16. In float32 without XLA, and on other backends,
-    the two layers drop the same elements.
+    On TensorFlow, XLA on a CPU draws the mask of `keras.layers.Dropout` so slowly that it may take
+    longer than the rest of a training step. In bfloat16 the mask drops a fraction of 0.0078 where
+    `rate` is 0.003. In float32 without XLA, and on other backends, the two layers drop the same
+    elements.
 
     Args:
         rate, noise_shape, seed: As in `keras.layers.Dropout`.
@@ -75,13 +75,17 @@ class VariationalDropout(_MaskDropout):
     (batch, n_aux, time, channels) of a `TrellisLayer`, and `mask` returns the mask for layers that
     reuse it inside a loop.
 
+    Reference:
+
+    - [Gal & Ghahramani, 2016](https://arxiv.org/abs/1512.05287)
+
     Args:
         rate: Float in [0, 1), fraction of the channels to drop.
         seed: As in `keras.layers.Dropout`.
 
     Call arguments:
         inputs: Tensor (batch, ..., time, channels).
-        training: Whether to drop anything. Defaults to False.
+        training: Boolean, whether to drop anything. Defaults to `False`.
 
     Example:
 
@@ -115,6 +119,10 @@ class EmbeddingDropout(_MaskDropout):
     It is equivalent to multiplying the embedding matrix by a (vocabulary, 1) mask before the
     lookup, but multiplies only the rows that were looked up.
 
+    Reference:
+
+    - [Gal & Ghahramani, 2016](https://arxiv.org/abs/1512.05287)
+
     Args:
         rate: Float in [0, 1), fraction of the vocabulary to drop.
         input_dim: Positive integer, size of the vocabulary.
@@ -123,7 +131,7 @@ class EmbeddingDropout(_MaskDropout):
     Call arguments:
         embedded: Tensor (batch, time, channels), the embeddings of `tokens`.
         tokens: Integer tensor (batch, time).
-        training: Whether to drop anything. Defaults to False.
+        training: Boolean, whether to drop anything. Defaults to `False`.
 
     Example:
 
@@ -157,13 +165,17 @@ class DropConnect(_MaskDropout):
     The past taps, which act as recurrent matrices, are dropped. The last tap, which acts on the
     current step as a feed-forward matrix, is kept (Merity et al. 2018; TrellisNet, section 5.3).
 
+    Reference:
+
+    - [Wan et al., 2013](https://proceedings.mlr.press/v28/wan13.html)
+
     Args:
         rate: Float in [0, 1), fraction of the past taps' weights to drop.
         seed: As in `keras.layers.Dropout`.
 
     Call arguments:
         kernel: Tensor (tap, in, out).
-        training: Whether to drop anything. Defaults to False.
+        training: Boolean, whether to drop anything. Defaults to `False`.
 
     Example:
 
@@ -192,7 +204,9 @@ def _uniform(shape, seed_generator):
 def weight_norm(direction: Tensor, gain: Tensor) -> Tensor:
     """Returns `direction * gain / ||direction||`, the norm taken per output channel.
 
-    Salimans & Kingma 2016, Eq. (2).
+    Reference:
+
+    - [Salimans & Kingma, 2016](https://arxiv.org/abs/1602.07868), Eq. (2)
 
     Args:
         direction: Tensor (tap, in, out).
@@ -217,15 +231,15 @@ class ConvolutionKernel(ConfigMixin, keras.layers.Layer):
     Args:
         kernel_size: Positive integer, number of taps. The last tap acts on the current step.
         filters: Positive integer, number of output channels.
-        weight_norm: Whether to normalize the weights. Defaults to False.
-        dropout: Float, DropConnect rate of the past taps. Defaults to 0.
+        weight_norm: Boolean, whether to normalize the weights. Defaults to `False`.
+        dropout: Float in [0, 1), DropConnect rate of the past taps. Defaults to `0`.
         initializer: Initializer of the kernel. Defaults to `"glorot_uniform"`.
         regularizer: Regularizer of the kernel, or of its direction with weight norm. Defaults to
-            None.
-        seed: Integer seed of DropConnect. Defaults to None.
+            `None`.
+        seed: Integer seed of DropConnect. Defaults to `None`.
 
     Call arguments:
-        training: Whether DropConnect is active. Defaults to False.
+        training: Boolean, whether DropConnect is active. Defaults to `False`.
 
     Returns:
         Tensor (tap, in, out), the kernel to convolve with.

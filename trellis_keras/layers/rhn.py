@@ -33,10 +33,14 @@ class RHNCell(RecurrentCell):
     This cell is a baseline of the LRU paper (Ahuja & Morency 2018, Table 1), with depth 5 and, in
     the authors' code, `transform_bias_initializer="zeros"`.
 
+    Reference:
+
+    - [Zilly et al., 2017](https://arxiv.org/abs/1607.03474)
+
     Args:
         units: Positive integer, channels of the state and of the output.
-        transition_depth: Positive integer, number L of highway layers per step. Defaults to 5.
-        transform_bias_initializer: Initializer of b_t. Defaults to -2, the RHN authors' value for
+        transition_depth: Positive integer, number L of highway layers per step. Defaults to `5`.
+        transform_bias_initializer: Initializer of b_t. Defaults to `-2`, the RHN authors' value for
             word-level PTB (-4 for characters), with which a new cell mostly carries its state.
         **kwargs: As in `RecurrentCell`. As in the RHN authors' code, `recurrent_dropout` drops s in
             the matrix products, with one mask (batch, units) for all steps and layers. The carried

@@ -1,4 +1,4 @@
-"""What our layers and models save: their arguments, and what Keras does not save of sublayers."""
+"""Configs of layers, and what Keras does not save of sublayers."""
 
 import inspect
 from collections.abc import Iterator

@@ -51,10 +51,10 @@ class StackedRNN(StatefulLayer):
     Call arguments:
         inputs: Tensor (batch, time, channels).
         initial_state: Flat list of states, each (batch, size), from the bottom layer up, in each
-            layer's order (LSTM: h, c). Defaults to the layers' initial states (zeros), or to the
-            carried states of a stateful layer.
+            layer's order (LSTM: h, c). Defaults to `None`, the layers' initial states (zeros) or
+            the carried states of a stateful layer.
         mask: Boolean (batch, time). Masked steps leave the states unchanged.
-        training: Whether dropout is active. Defaults to False.
+        training: Boolean, whether dropout is active. Defaults to `False`.
 
     Returns:
         y (batch, time, channels of the last layer); without `return_sequences`, (batch, channels).

@@ -30,7 +30,8 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
     `carry_states`.
 
     Args:
-        stateful: Whether the last states of a batch are the initial states of the next one.
+        stateful: Boolean, whether the last states of a batch are the initial states of the next
+            one.
 
     Attributes:
         state_sizes: List of the states' channel counts.
@@ -80,7 +81,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
             x: Tensor (batch, time, channels).
             states: The states before the first step, or None for zeros.
             mask, training: As in the call.
-            last_only: Whether only the output of the last step is needed.
+            last_only: Boolean, whether only the output of the last step is needed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `run_steps`.")
 
@@ -111,7 +112,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
 
         Args:
             batch_size: Positive integer, number of rows.
-            initial_state: As in the call. Defaults to zeros.
+            initial_state: As in the call. Defaults to `None`, zeros.
         """
         check_start(self, batch_size)
         if initial_state is not None:
@@ -146,7 +147,8 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         Args:
             batch_size: Number of rows: an integer, a scalar tensor, or None if unknown.
             initial_state: The call's argument: a list of states, a single state, or None.
-            training: Whether to read the carried states of training, or those of evaluation.
+            training: Boolean, whether to read the carried states of training, or those of
+                evaluation.
         """
         if initial_state is None:
             if not self.stateful:
@@ -178,7 +180,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         """Resets the carried states of a stateful layer to zeros.
 
         Args:
-            batch_size: Number of rows to allocate. Defaults to the current batch size. (On
+            batch_size: Number of rows to allocate. Defaults to `None`, the current batch size. (On
                 TensorFlow a model compiled for any batch size must be recompiled for the new one:
                 `model.make_predict_function(force=True)`, or the same for train or test.
                 `LanguageModel` does so automatically.)

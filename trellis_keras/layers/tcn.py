@@ -75,21 +75,25 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     other, a * sigmoid(b) (appendix D). The sum x + z then has no activation, as in Dauphin et al.
     2017.
 
+    Reference:
+
+    - [Bai et al., 2018](https://arxiv.org/abs/1803.01271)
+
     Args:
         filters: Positive integer, channels of the output.
         kernel_size: Integer, number of taps, at least 2.
-        dilation_rate: Positive integer, number of steps between two taps. Defaults to 1.
-        dropout: Float in [0, 1), dropout rate. Defaults to 0.
+        dilation_rate: Positive integer, number of steps between two taps. Defaults to `1`.
+        dropout: Float in [0, 1), dropout rate. Defaults to `0`.
         dropout_kind: `"element"` drops individual values (the authors' code), `"spatial"` whole
             channels of a row (the paper). Defaults to `"element"`.
-        weight_norm: Whether the kernels have weight normalization. Defaults to True.
+        weight_norm: Boolean, whether the kernels have weight normalization. Defaults to `True`.
         activation: `"relu"`, `"glu"`, or any activation accepted by `keras.activations.get`.
             Defaults to `"relu"`.
         normalization: `"layer"` for a `keras.layers.LayerNormalization` over the channels after
             each convolution, `"batch"` for a `keras.layers.BatchNormalization` (momentum 0.9)
             instead of the biases, or None. Batch statistics cover all steps of a batch, so during
             training later steps influence earlier ones; at inference they are fixed, and the
-            layer is causal. Defaults to None.
+            layer is causal. Defaults to `None`.
         padding: `"causal"`, or `"same"` for taps centered on the current step. With `"same"`
             outputs depend on later steps, and `keras_streams.to_stream` delays them. Defaults to
             `"causal"`.
@@ -99,14 +103,14 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         shortcut_initializer: Initializer of the 1x1 convolution. Defaults to N(0, 0.01), as in the
             authors' code.
         kernel_regularizer: Regularizer of the two dilated convolutions. The shortcut has none.
-            Defaults to None.
-        seed: Integer seed of dropout, and of initializers without a seed. Defaults to None.
+            Defaults to `None`.
+        seed: Integer seed of dropout, and of initializers without a seed. Defaults to `None`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
         mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
             before the sequence. Padding may be on either side.
-        training: Whether dropout is active. Defaults to False.
+        training: Boolean, whether dropout is active. Defaults to `False`.
 
     Returns:
         Tensor (batch, time, filters), zero at masked steps.
@@ -232,7 +236,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             shortcut_x: x at the steps of the output.
             convolution: Function (n, z, kernel) that computes convolution n (0 or 1) of z.
             masks: Masks (batch, steps) of the first convolution and of the output.
-            training: Whether dropout is active.
+            training: Boolean, whether dropout is active.
 
         Returns:
             The output y, and the branch z.
@@ -404,9 +408,13 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     depends only on inputs up to t. If only the last outputs are returned, each convolution computes
     just the positions that they depend on (`kernels.cone`).
 
+    Reference:
+
+    - [Bai et al., 2018](https://arxiv.org/abs/1803.01271)
+
     Args:
         filters: Positive integer, channels of the blocks, or a list with one per block.
-        kernel_size: Integer, number of taps of every convolution, at least 2. Defaults to 3.
+        kernel_size: Integer, number of taps of every convolution, at least 2. Defaults to `3`.
         depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Pass exactly one of
             `depth`, `dilations` and `receptive_field`.
         dilations: List of integers, the dilation rate of each block.
@@ -416,19 +424,20 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         dropout, dropout_kind, weight_norm, activation, normalization: See `TCNBlock`.
         padding: `"causal"`, or `"same"` for taps centered on the current step, in which case
             outputs also depend on later inputs. Defaults to `"causal"`.
-        skip_connections: Whether the output is the sum of all blocks' branches, as in WaveNet,
-            instead of the last block's output. All blocks must be equally wide. Defaults to False.
+        skip_connections: Boolean, whether the output is the sum of all blocks' branches, as in
+            WaveNet, instead of the last block's output. All blocks must be equally wide. Defaults
+            to `False`.
         return_sequences, go_backwards: As in `keras.layers.RNN`, but all steps are returned by
             default. With a mask the last step is each row's last valid one.
-        output_length: Positive integer, number of last outputs to return. Defaults to all.
+        output_length: Positive integer, number of last outputs to return. Defaults to `None`, all.
         kernel_initializer, shortcut_initializer, kernel_regularizer: See `TCNBlock`.
-        seed: Integer seed. Defaults to None.
+        seed: Integer seed. Defaults to `None`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels). The past before the first step is zero, so the
             sequence may be shorter than the receptive field.
         mask: Boolean (batch, time). Masked steps are zero before each convolution.
-        training: Whether dropout is active. Defaults to False.
+        training: Boolean, whether dropout is active. Defaults to `False`.
         output_length: Overrides the constructor argument for this call. (The mask that Keras
             passes on to the next layer follows the constructor argument.)
         initial_state: Must be None; accepted for `keras.layers.Bidirectional`. See `initial_cache`.
@@ -437,7 +446,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         Tensor (batch, time, filters); without `return_sequences`, (batch, filters). Outputs of
         masked steps, and of rows without a valid step, are zero.
 
-    To migrate from keras-tcn, see docs/keras_tcn.md.
+    To migrate from keras-tcn, see `trellis_keras.interop`.
 
     Example:
 

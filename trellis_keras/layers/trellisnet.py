@@ -207,65 +207,71 @@ class TrellisLayer(StatefulLayer):
     with h^0 = c^0 = 0. The output is the last `output_units` channels of h at the last level. The
     layer is causal: output t depends on the last `receptive_field` inputs up to t.
 
+    Reference:
+
+    - [Bai et al., 2019](https://arxiv.org/abs/1810.06682)
+
     Args:
         units: Positive integer, channels of the hidden sequence h (the paper's hidden size plus
             output size).
         depth: Positive integer, number of levels.
-        output_units: Positive integer, channels of the output. Defaults to `units`.
-        kernel_size: Positive integer, number of taps of the convolutions. Defaults to 2.
-        dilation_rate: Positive integer, or a list that the levels cycle through. Defaults to 1.
+        output_units: Positive integer, channels of the output. Defaults to `None`, `units`.
+        kernel_size: Positive integer, number of taps of the convolutions. Defaults to `2`.
+        dilation_rate: Positive integer, or a list that the levels cycle through. Defaults to `1`.
         output_length: Positive integer, number of last steps to return. Only the positions that
             they depend on are computed (`kernels.cone`). All positions are computed if the input
             length is not static, or if the last step or the states of a masked input are returned.
-            Defaults to all steps.
+            Defaults to `None`, all steps.
         cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation`. Defaults to
             `"lstm"`.
         kernel_structure: `"dense"`, or `"mixed_group"` for the sparse kernels of Theorem 1, see
             `MixedGroupKernel`. Defaults to `"dense"`.
         groups: List of channel widths that sum to `units`, the groups of a mixed-group kernel from
-            the bottom up. They lie side by side in each block of gates. Defaults to None.
+            the bottom up. They lie side by side in each block of gates. Defaults to `None`.
         group_starts: List of levels, one per group. Below its start level all states of a group
             are zero at every step of the sequence (before the first step they are the initial
-            states). Theorem 1 with biases needs 1, 2, 3, ... Defaults to no start levels.
+            states). Theorem 1 with biases needs 1, 2, 3, ... Defaults to `None`.
         injection_every: Positive integer n: x is injected at levels 1, 1 + n, 1 + 2n, ... Defaults
-            to 1, every level.
-        weight_norm: Whether both kernels are weight-normalized, each per output channel. Defaults
-            to False.
-        dropout: Float, rate of variational dropout on h at the input of the convolution. One mask
-            (batch, channel) per call is shared by all levels and steps. Defaults to 0.
-        weight_dropout: Float, DropConnect rate of the past taps of both kernels. Defaults to 0.
-        aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to None.
+            to `1`, every level.
+        weight_norm: Boolean, whether both kernels are weight-normalized, each per output channel.
+            Defaults to `False`.
+        dropout: Float in [0, 1), rate of variational dropout on h at the input of the convolution.
+            One mask (batch, channel) per call is shared by all levels and steps. Defaults to `0`.
+        weight_dropout: Float in [0, 1), DropConnect rate of the past taps of both kernels. Defaults
+            to `0`.
+        aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to `None`.
         aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the authors'
             code), `"top"` counts L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
         return_sequences, return_state, go_backwards: As in `keras.layers.RNN`, but all steps are
             returned by default. With a mask the last step is each row's last valid one; a row
             without any gets the initial h.
-        return_aux: Whether to also return the auxiliary outputs. Defaults to False.
-        stateful: Whether the last states of a batch are the initial states of the next (the
-            paper's history repackaging). Defaults to False.
-        unroll: Whether to compile each level separately (True), or blocks of levels as loops that
-            are compiled once (False). Defaults to None: loops, unless they would compute many more
-            positions than unrolled levels (over 1.25 times as many; more for deep networks), or
-            the cell has random state. Dilations that do not repeat are always unrolled.
-        rematerialize: Whether the loop of `kernels.depth_loop_tf` recomputes pre-activations in the
-            backward pass to save memory. (TensorFlow runs it where it applies: in compiled
-            functions, with LSTM gates, kernel size 2, dilation 1, x at every level, static lengths
-            and no mask.) Defaults to False.
-        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
+        return_aux: Boolean, whether to also return the auxiliary outputs. Defaults to `False`.
+        stateful: Boolean, whether the last states of a batch are the initial states of the next
+            (the paper's history repackaging). Defaults to `False`.
+        unroll: Boolean, whether to compile each level separately (True), or blocks of levels as
+            loops that are compiled once (False). Defaults to `None`: loops, unless they would
+            compute many more positions than unrolled levels (over 1.25 times as many; more for deep
+            networks), or the cell has random state. Dilations that do not repeat are always
+            unrolled.
+        rematerialize: Boolean, whether the loop of `kernels.depth_loop_tf` recomputes
+            pre-activations in the backward pass to save memory. (TensorFlow runs it where it
+            applies: in compiled functions, with LSTM gates, kernel size 2, dilation 1, x at every
+            level, static lengths and no mask.) Defaults to `False`.
+        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to `None`.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of Wx, Wh and b.
             Default to N(0, 0.01), as in the authors' code.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of Wx, Wh and b.
-            Default to None.
+            Default to `None`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels), of any length.
         initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise.
             Every level has these states at every step before the first (paper, appendix B).
-            Defaults to zeros, or to the carried states of a stateful layer.
+            Defaults to `None`, zeros or the carried states of a stateful layer.
         mask: Boolean tensor (batch, time). Masked steps are treated as steps before the sequence: x
             is zero and the states of every level are the initial ones. Valid outputs are therefore
-            those of the unpadded sequence, with padding on either side. Defaults to None.
-        training: Whether dropout is active. Defaults to False.
+            those of the unpadded sequence, with padding on either side. Defaults to `None`.
+        training: Boolean, whether dropout is active. Defaults to `False`.
         output_length: Overrides the constructor argument for this call. (The mask that Keras
             passes on to the next layer follows the constructor argument.)
 
@@ -506,7 +512,7 @@ class TrellisLayer(StatefulLayer):
         `ConvolutionKernel.effective_kernel` applies DropConnect and weight normalization.
         """
         kernel = self.cell.arrange(self.kernel(training=training))
-        # In the states' dtype: weights alone can be narrower, under the policy "bfloat16".
+        # Under the policy "bfloat16" the variables are narrower than the states.
         recurrent = ops.cast(
             self.recurrent_kernel.effective_kernel(training=training), self.state_dtype
         )
@@ -1001,7 +1007,8 @@ class MixedGroupKernel(ConvolutionKernel):
         filters: Positive integer, number of output channels: blocks of gates, each a concatenation
             of all groups.
         groups: List of channel widths, the bottom group first.
-        recurrent: Whether the operand is h (the groups), or x (which feeds the first group).
+        recurrent: Boolean, whether the operand is h (the groups), or x (which feeds the first
+            group).
         **kwargs: As in `ConvolutionKernel`.
 
     Example:
