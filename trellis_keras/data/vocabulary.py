@@ -12,7 +12,8 @@ import numpy as np
 
 from keras_streams.files import atomic_write
 from trellis_keras.files import read_json
-from trellis_keras.layers.checks import check_choice, check_tokens
+from trellis_keras.layers.checks import check_choice
+from trellis_keras.models.base import check_tokens
 
 EOS = "<eos>"
 UNITS = ("word", "character", "byte")

@@ -47,24 +47,6 @@ def check_rates(**rates: float) -> None:
             raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate!r}")
 
 
-def check_tokens(tokens: Any, vocabulary_size: int) -> None:
-    """Raises ValueError unless `tokens` is an array of integers in [0, vocabulary_size).
-
-    Embedding lookups outside this range are silent on some backends.
-    """
-    tokens = np.asanyarray(tokens)
-    if not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(
-            f"Token ids must be integers in [0, {vocabulary_size}). "
-            f"Received: an array of type {tokens.dtype}"
-        )
-    if tokens.size == 0:
-        return
-    for value in (tokens.min(), tokens.max()):
-        if not 0 <= value < vocabulary_size:
-            raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
-
-
 def check_dilations(name: str, dilations: Any) -> list[int]:
     """Returns a sequence of dilation rates as a list of Python integers."""
     if np.ndim(dilations) != 1 or len(dilations) == 0:

@@ -19,7 +19,6 @@ from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras._keras_internals import save_to_file
 from trellis_keras.files import atomic_folder
-from trellis_keras.layers.checks import check_tokens
 from trellis_keras.layers.saving import SublayersMixin
 from trellis_keras.models.metrics import MeanLoss
 from trellis_keras.saved_files import README, check_file, check_preset_folder
@@ -336,6 +335,24 @@ def serialize_unbuilt(layer: keras.Layer) -> dict:
 
 
 # Checks of data
+
+
+def check_tokens(tokens: Any, vocabulary_size: int) -> None:
+    """Raises ValueError unless `tokens` is an array of integers in [0, vocabulary_size).
+
+    Embedding lookups outside this range are silent on some backends.
+    """
+    tokens = np.asanyarray(tokens)
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(
+            f"Token ids must be integers in [0, {vocabulary_size}). "
+            f"Received: an array of type {tokens.dtype}"
+        )
+    if tokens.size == 0:
+        return
+    for value in (tokens.min(), tokens.max()):
+        if not 0 <= value < vocabulary_size:
+            raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
 
 
 def text_rows(tokens: np.ndarray, vocabulary_size: int) -> np.ndarray:

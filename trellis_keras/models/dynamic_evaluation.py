@@ -10,9 +10,9 @@ from keras import ops
 
 from keras_streams.protocol import check_built
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_choice, check_positive, check_tokens
+from trellis_keras.layers.checks import check_choice, check_positive
 from trellis_keras.models import losses
-from trellis_keras.models.base import text_rows
+from trellis_keras.models.base import check_tokens, text_rows
 from trellis_keras.models.gradients import with_gradient
 from trellis_keras.models.language_model import LanguageModel
 

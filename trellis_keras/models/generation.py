@@ -17,8 +17,9 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_integer, check_tokens
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models import samplers
+from trellis_keras.models.base import check_tokens
 from trellis_keras.types import Cache, Tensor
 
 # Marks positions that are still to be generated. It is not a token id.

@@ -14,7 +14,7 @@ from keras import ops
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32, check_shape
 from trellis_keras._keras_internals import all_layers, no_automatic_dependency_tracking
-from trellis_keras.layers.checks import check_choice, check_positive, check_rates, check_tokens
+from trellis_keras.layers.checks import check_choice, check_positive, check_rates
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.seeds import sub_seed
@@ -24,6 +24,7 @@ from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
     check_rank,
+    check_tokens,
     embed,
     serialize_unbuilt,
     token_ids,

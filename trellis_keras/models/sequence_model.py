@@ -11,7 +11,7 @@ from keras import ops
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32
 from trellis_keras._keras_internals import all_layers, set_loss_dtype
-from trellis_keras.layers.checks import check_rates, check_tokens
+from trellis_keras.layers.checks import check_rates
 from trellis_keras.layers.regularization import Dropout
 from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.time_steps import resolve_mask
@@ -19,6 +19,7 @@ from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
     check_rank,
+    check_tokens,
     embed,
     serialize_unbuilt,
 )
