@@ -72,8 +72,7 @@ class VariationalDropout(_MaskDropout):
     """Dropout with one mask for all time steps (Gal & Ghahramani 2016).
 
     On 3-D inputs it equals `keras.layers.SpatialDropout1D`. It also takes the auxiliary outputs
-    (batch, n_aux, time, channels) of a `TrellisLayer`, and `mask` returns the mask for layers that
-    reuse it inside a loop.
+    (batch, n_aux, time, channels) of a `TrellisLayer`.
 
     Reference:
 
@@ -95,13 +94,8 @@ class VariationalDropout(_MaskDropout):
     """
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
-        mask = self.mask(inputs, training)
-        return inputs if mask is None else inputs * mask
-
-    def mask(self, inputs: Tensor, training: bool = False) -> Tensor | None:
-        """Returns a mask that broadcasts over the time axis of `inputs`, or None if inactive."""
         if not self.is_active(training):
-            return None
+            return inputs
         if len(inputs.shape) < 3:
             raise ValueError(
                 "VariationalDropout has one mask for all time steps of inputs (batch, ..., time, "
@@ -109,7 +103,7 @@ class VariationalDropout(_MaskDropout):
                 "use keras.layers.Dropout."
             )
         shape = ops.shape(inputs)
-        return self.draw((*shape[:-2], 1, shape[-1]))
+        return inputs * self.draw((*shape[:-2], 1, shape[-1]))
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

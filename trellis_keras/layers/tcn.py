@@ -44,14 +44,15 @@ from trellis_keras.layers.time_steps import (
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _DEEPEST = 31  # the dilation doubles from block to block, up to the largest
+# Uniform in +-1/sqrt(taps * channels).
+_UNIFORM = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+_NORMAL = keras.initializers.RandomNormal(stddev=0.01)
 _DROPOUTS = {"element": Dropout, "spatial": VariationalDropout}
 _REMOVED = {
     "bias_initializer": keras.initializers.serialize(keras.initializers.Zeros()),
     "condition_size": None,
     "residual": True,
 }
-
-
 _NORMALIZATIONS: dict[str | None, Callable | None] = {
     None: None,
     "layer": keras.layers.LayerNormalization,
@@ -159,10 +160,8 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.activation = "glu" if is_glu else keras.activations.get(activation)
         self.normalization = normalization
         self.padding = padding
-        self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
-        self.shortcut_initializer = keras.initializers.get(
-            shortcut_initializer or _default_shortcut()
-        )
+        self.kernel_initializer = keras.initializers.get(kernel_initializer or _UNIFORM)
+        self.shortcut_initializer = keras.initializers.get(shortcut_initializer or _NORMAL)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.seed = seed
         self.supports_masking = True
@@ -537,10 +536,8 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.padding = padding
         self.dilations = dilations
         self.skip_connections = skip_connections
-        self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
-        self.shortcut_initializer = keras.initializers.get(
-            shortcut_initializer or _default_shortcut()
-        )
+        self.kernel_initializer = keras.initializers.get(kernel_initializer or _UNIFORM)
+        self.shortcut_initializer = keras.initializers.get(shortcut_initializer or _NORMAL)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.seed = seed
         self.supports_masking = True
@@ -705,15 +702,6 @@ def _depth_for(receptive_field, kernel_size):
     while 1 + 2 * (kernel_size - 1) * (2**depth - 1) < receptive_field:
         depth += 1
     return depth
-
-
-def _default_kernel():
-    """Uniform in +-1/sqrt(taps * channels)."""
-    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
-
-
-def _default_shortcut():
-    return keras.initializers.RandomNormal(stddev=0.01)
 
 
 @functools.lru_cache(maxsize=64)
