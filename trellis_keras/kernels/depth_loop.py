@@ -193,16 +193,16 @@ def step_levels(
     """
     # The level axis first, for the loop. The cell expects a time axis.
     a, *past = (ops.moveaxis(z, 1, 0)[:, :, None] for z in (a, *past))
-    active = [] if active is None else [ops.convert_to_tensor(active)]
+    started = [] if active is None else [ops.convert_to_tensor(active)]
 
     def level(below, own):
-        a, past, active = own
+        a, past, started = own
         current = current_product(ops.cast(below[0], compute_dtype))
-        states = gated_states(a + ops.cast(current, a.dtype), past, *active)
+        states = gated_states(a + ops.cast(current, a.dtype), past, *started)
         return states, states
 
     ground = [ops.zeros_like(s[0]) for s in past]
-    top, states = ops.scan(level, ground, (a, past, active))
+    top, states = ops.scan(level, ground, (a, past, started))
     below = [
         ops.moveaxis(ops.concatenate([g[None], s[:-1]], axis=0)[:, :, 0], 0, 1)
         for g, s in zip(ground, states, strict=True)
