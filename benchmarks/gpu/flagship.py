@@ -30,6 +30,7 @@ from trellis_keras.data import EpochOrder
 from trellis_keras.training import Checkpoint, HistoryCSV, StopOnNaN, TimeLimit, set_seeds
 from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.datasets.registry import SPLITS
 
 WARM_UP, COUNTED = 4, 12  # steps of a measurement
 PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
@@ -158,7 +159,7 @@ def beginning(loaded):
             return tuple(array[:REHEARSED_ROWS] for array in part)
         return part[:REHEARSED_TOKENS]
 
-    parts = {name: first(getattr(loaded, name)) for name in runs.SPLITS}
+    parts = {name: first(getattr(loaded, name)) for name in SPLITS}
     return dataclasses.replace(loaded, **parts)
 
 
