@@ -67,13 +67,7 @@ def assert_streams(stream, found, expected):
 
 
 def check_equal(model, xs, **options):
-    """Asserts that a model's stream equals it, in blocks and step by step, and returns the stream.
-
-    Args:
-        model: The model.
-        xs: List of its inputs.
-        options: Those of `to_stream`.
-    """
+    """Asserts that a stream, which it returns, equals its model in blocks and step by step."""
     stream = to_stream(model, **options)
     moved = zip(xs, stream.plan.inputs, strict=True)
     moved = [x if s.is_static else np.moveaxis(x, s.axis, 1) for x, s in moved]

@@ -175,8 +175,9 @@ class Start(layers.Layer):
         self.start = self.add_weight(shape=(1, 1, input_shape[-1]), initializer="zeros")
 
     def call(self, x):
-        start = self.start * 2.0 if self.layer is None else self.layer(ops.zeros_like(x[:, :1]))
-        return ops.concatenate([ops.repeat(start, ops.shape(x)[0], axis=0), x[:, :-1]], axis=1)
+        start = ops.repeat(self.start * 2.0, ops.shape(x)[0], axis=0)
+        start = start if self.layer is None else self.layer(ops.zeros_like(x[:, :1]))
+        return ops.concatenate([start, x[:, :-1]], axis=1)
 
 
 class Padded(Start):
