@@ -115,10 +115,9 @@ def write_step(
         )
     if format == "wasm":
         return write_wasm(model, path, series, overwrite)
-    _check_converted(model, format)
-    step, stream = step_of(model), exported_stream(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_output(path, overwrite=overwrite)
+    stream, step = _check_converted(model, format), step_of(model)
+    if path.parent.is_dir():
+        check_output(path, overwrite=overwrite)
     quantization, _, tolerance = integers
     if format == "litert":
         content = _to_litert(step, quantization)
@@ -134,13 +133,14 @@ def write_step(
                 f"value over {_STEPS} random steps; the tolerance is {largest}. With "
                 "`quantization`, accept it with `quantization_tolerance`."
             )
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
 def _check_converted(model, format):
-    """Raises ValueError if TensorFlow's converters cannot write a model's step."""
+    """Returns a model's `ExportedStream`, if TensorFlow's converters can write its step."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"Exporting {format!r} requires the TensorFlow backend. Save the model as a .keras "
@@ -160,6 +160,7 @@ def _check_converted(model, format):
             f"format={format!r} requires a cache that starts from zeros. Use format='saved_model', "
             f"'c' or 'wasm'. Received: {name}, whose initial cache is not zero"
         )
+    return stream
 
 
 def _differences(function, endpoint, stream):

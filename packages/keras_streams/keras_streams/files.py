@@ -19,7 +19,7 @@ def check_output(
     """Returns a path with `~` expanded that may be written, before the work starts.
 
     Args:
-        path: The file. Symbolic links are followed.
+        path: The file. A symbolic link is replaced, not what it points to.
         inputs: Input files, which it must not replace.
         overwrite: Boolean, whether it may replace an existing file. Defaults to `False`.
 

@@ -49,7 +49,7 @@ def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, 
 
     monkeypatch.setattr(exporter, f"_to_{format}", then_changed)
     with pytest.raises(RuntimeError, match="differs from Keras in 'outputs'"):
-        export(net, tmp_path / f"net.{suffix}", format=format)
+        export(net, tmp_path / "folder" / f"net.{suffix}", format=format)
     assert not list(tmp_path.iterdir())
 
 
