@@ -75,8 +75,8 @@ def export(
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
             for tokens, used to choose the integer ranges for quantized C. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference between quantized C and Keras
-            on `representative_data` with which a file is written, in units of the largest output.
-            Defaults to `0.05`.
+            on `representative_data`, or LiteRT and Keras on random steps, with which a file is
+            written, in units of the largest output. Defaults to `0.05`.
         weights: `"code"`, or for C `"file"`, to write the weights to `model.bin` instead, as in
             `keras_streams.export`. Defaults to `"code"`.
 
@@ -88,7 +88,7 @@ def export(
             model is not supported or not built; the format is not C or WebAssembly and Keras'
             backend is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
         ImportError: If the format or the warm-up needs a package that is not installed.
-        RuntimeError: If the C code differs from Keras.
+        RuntimeError: What would be written differs from Keras.
 
     Example:
 
