@@ -88,7 +88,7 @@ def export(
             model is not supported or not built; the format is not C or WebAssembly and Keras'
             backend is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
         ImportError: If the format or the warm-up needs a package that is not installed.
-        RuntimeError: What would be written differs from Keras.
+        RuntimeError: If what would be written differs from Keras.
 
     Example:
 

@@ -223,6 +223,7 @@ class Printer:
     # Operations
 
     def call(self, op):
+        """Adds calls of a C function."""
         kind, rows = TYPES[self.program.owner(int(op.args[0][0, 0])).dtype], len(op.args[0])
         vectors = [(self.pointer(op.buffer, op.start), op.size // rows)]
         for cells in op.args:
@@ -232,6 +233,7 @@ class Printer:
         self.each_row(op, name, *vectors, *((number, 0) for number in op.numbers))
 
     def product(self, op):
+        """Adds a product of vectors, and of rows of rings, with matrices."""
         start, *operands = op.args
         for values in (self.program.values(start), *op.matrices):
             if values is not None and not np.all(np.isfinite(values)):
@@ -306,6 +308,7 @@ class Printer:
         self.say("\n".join("    " * i + line for i, line in enumerate(lines)), op)
 
     def dot(self, op):
+        """Adds sums of products of two variables."""
         y, n, kind = self.pointer(op.buffer), op.size, TYPES[op.buffer.dtype]
         name = self.use("add_products", kind)
         self.say(f"memset({y}, 0, {n} * sizeof({kind}));", op)
@@ -321,6 +324,7 @@ class Printer:
         return f"{self.at(cells)}, {found.strides[0]}, {found.strides[1]}"
 
     def reduce(self, op):
+        """Adds sums, products or extrema of several vectors."""
         (cells,) = op.args
         y, n, terms, kind = self.pointer(op.buffer), op.size, len(cells), TYPES[op.buffer.dtype]
         fold, first = _FOLDS[op.name]
@@ -339,6 +343,7 @@ class Printer:
             self.say(f"{name}({y}, {n}, {terms - 1}, {x} + {term}, {term}, {step});", op)
 
     def gather(self, op):
+        """Adds a row of a table."""
         (table,) = op.matrices
         kind, rows = op.buffer.dtype, len(table)
         tied = [m for m in self.matrices if m.shape == table.T.shape and np.array_equal(m, table.T)]
@@ -353,6 +358,7 @@ class Printer:
         self.say(f"{name}({y}, {op.size}, *({index}), {rows}, {w});", op)
 
     def copy(self, op):
+        """Adds copies of consecutive numbers."""
         self.copied(op.buffer, op.args[0], op)
 
     store = copy  # to a ring: its oldest row
@@ -380,10 +386,12 @@ class Printer:
     # Maps
 
     def map(self, group):
+        """Adds the loops of maps, one for each range with common strides."""
         for part in passes.cut(self.program, group):
             self.loop(part)
 
     def loop(self, group):
+        """Adds the call of a loop, whose function equal loops share."""
         parameters: dict[tuple, str] = {}  # (pointer, type, stride): name
         lines, outputs = self.statements_of(group, parameters)
         heads = [f"{kind} *restrict {name}" for name, (kind, _) in outputs.items()]
@@ -421,6 +429,7 @@ class Printer:
         return lines, outputs
 
     def expression(self, op, operands, kind):
+        """Returns one element of a map as C."""
         is_real = kind in ("float", "double")
         if op.name in HELPERS:
             return f"{self.use(op.name)}({', '.join(operands)})"

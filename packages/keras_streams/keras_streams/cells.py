@@ -167,7 +167,7 @@ class Program:
         return [self.buffers[i] for i in np.unique(found)]
 
     def values(self, cells: np.ndarray) -> np.ndarray | None:
-        """Returns the numbers at addresses, or None if not all are constant."""
+        """Returns the numbers at addresses, or `None` if not all are constant."""
         owners = self.owners(cells)
         if not all(b.kind == "constant" for b in owners):
             return None
@@ -240,7 +240,7 @@ class Grid:
 
 
 def grid(program: Program, cells: np.ndarray) -> Grid | None:
-    """Returns a matrix of addresses as a `Grid`, or None if they do not form one."""
+    """Returns a matrix of addresses as a `Grid`, or `None` if they do not form one."""
     rows, columns = cells.shape
     first = int(cells[0, 0])
     strides = (

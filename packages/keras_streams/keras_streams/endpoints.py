@@ -29,12 +29,14 @@ class Field:
     shape: tuple  # sizes; a name, such as "batch", means any size
     example: Any = 0  # fill value for warm-up requests
 
-    def spec(self, name, rows=None):
+    def spec(self, name: str, rows: int | None = None) -> "tf.TensorSpec":
+        """Returns the specification of its tensor, for any number of rows or the given one."""
         sizes = [rows if size == "batch" else size for size in self.shape]
         sizes = [None if isinstance(size, str) else size for size in sizes]
         return tf.TensorSpec(sizes, self.dtype, name)
 
-    def filled(self):
+    def filled(self) -> np.ndarray:
+        """Returns a tensor of the fill value, with one row and one step."""
         sizes = [1 if isinstance(size, str) else size for size in self.shape]
         return np.full(sizes, self.example, object if self.dtype == "string" else self.dtype)
 
@@ -54,10 +56,12 @@ class Endpoint:
     tables: tuple = ()  # lookup tables that it reads
 
     @property
-    def name(self):
+    def name(self) -> str:
+        """The name of the function."""
         return self.function.__name__
 
-    def input_specs(self, rows=None):
+    def input_specs(self, rows: int | None = None) -> dict:
+        """Returns the specifications of the inputs, for any number of rows or the given one."""
         return {name: field.spec(name, rows) for name, field in self.inputs.items()}
 
     def served(self, **inputs):
@@ -101,7 +105,7 @@ class Endpoint:
         }
 
 
-def require(tensor, condition, message, *values):
+def require(tensor: Any, condition: Any, message: str, *values: Any) -> Any:
     """Returns `tensor` if all of `condition` is true; otherwise the request fails."""
     check = tf.debugging.Assert(tf.reduce_all(condition), [message, *values], summarize=8)
     with tf.control_dependencies([check]):
@@ -127,17 +131,20 @@ class StreamCache:
             for name, leaf in self.flatten(self._like).items()
         }
 
-    def flatten(self, cache):
+    def flatten(self, cache: Any) -> dict:
+        """Returns the tensors of a cache by their names."""
         leaves = keras.tree.flatten_with_path(cache)
         return {"_".join(["cache", *map(str, path)]): leaf for path, leaf in leaves}
 
-    def pack(self, tensors):
+    def pack(self, tensors: dict) -> Any:
+        """Returns the cache of named tensors."""
         leaves = [
             ops.cast(tensors[name], leaf.dtype) for name, leaf in self.flatten(self._like).items()
         ]
         return keras.tree.pack_sequence_as(self._like, leaves)
 
-    def endpoint(self):
+    def endpoint(self) -> Endpoint:
+        """Returns the endpoint of the cache before the first step."""
         def initial_cache(batch_size):
             """Returns the cache before the first step, for `batch_size` rows."""
             batch_size = require(
@@ -151,7 +158,8 @@ class StreamCache:
         return Endpoint(initial_cache, {"batch_size": Field("int32", (), 1)}, self.fields)
 
 
-def graph_endpoints(stream):
+def graph_endpoints(stream: Any) -> list[Endpoint]:
+    """Returns the endpoints of a `GraphStream`: of sequences, of the first cache, and of a step."""
     cache, names = StreamCache(stream), _names("inputs", stream.inputs, {})
     inputs = dict(zip(names, stream.plan.inputs, strict=True))
     names = _names("outputs", stream.graph.outputs, inputs)

@@ -59,7 +59,7 @@ def export(
             for tokens, used to choose the ranges of integers in C. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference of integers in C from Keras
             on `representative_data`, and of LiteRT's on random steps, in units of the largest
-            output. Defaults to 0.05.
+            output. Defaults to `0.05`.
         weights: `"code"`, or for C `"file"`, to write the weights to `model.bin`, whose content the
             program passes to `model_reset`: for millions of weights. Defaults to `"code"`.
         overwrite: Boolean, whether to replace existing files. Defaults to `False`.
@@ -72,7 +72,7 @@ def export(
             cannot be exported.
         ImportError: WebAssembly needs ziglang, integers a C compiler, LiteRT and ONNX TensorFlow,
             and ONNX tf2onnx and onnxruntime.
-        RuntimeError: What would be written differs from Keras.
+        RuntimeError: If what would be written differs from Keras.
     """
     integers = quantization, representative_data, quantization_tolerance
     return write_step(model, path, format, integers, weights, overwrite)

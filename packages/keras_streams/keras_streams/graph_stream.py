@@ -216,7 +216,7 @@ class GraphStream(StreamingMixin):
 
     @property
     def receptive_field(self) -> int | None:
-        """Number of inputs that an output depends on, None for all."""
+        """Number of inputs that an output depends on, `None` for all."""
         if any(signal.back is None for signal in self.output_signals):
             return None
         return max(math.ceil(s.back) + s.offset + 1 for s in self.output_signals)
@@ -238,6 +238,7 @@ class GraphStream(StreamingMixin):
         return states
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Advances one step of the inputs; y is NaN where no output is due."""
         xs = self._read(x, steps=1)
         self._check_cache(cache, xs[0])
         *states, tick = cache if self.is_clocked else [*cache, None]
@@ -257,6 +258,7 @@ class GraphStream(StreamingMixin):
         return keras.tree.map_structure(output, self.graph.outputs), states
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Advances all steps of segments; y has the outputs of `step`, with time on axis 1."""
         xs = self._read(x, steps=None)
         if self.is_clocked and cache is not None:  # the rows may be at different steps
             return step_through(self, keras.tree.pack_sequence_as(self.inputs, xs), cache)

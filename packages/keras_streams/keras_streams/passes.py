@@ -74,7 +74,7 @@ def find_integers(program: Program) -> None:
 
 
 def condition(program: Program, op: Op) -> int | None:
-    """Returns the address of the scalar condition of a "Where", or None."""
+    """Returns the address of the scalar condition of a "Where", or `None`."""
     if op.kind != "map" or op.name != "Where":
         return None
     address = int(op.args[0][0])
@@ -167,7 +167,7 @@ def merge_sums(program: Program) -> None:
     writers = {op.buffer: op for op in program.ops}
 
     def product(cells):
-        """Returns the product that only `cells` read, or None."""
+        """Returns the product that only `cells` read, or `None`."""
         op = writers.get(program.owner(int(cells[0])))
         if op is None or op.kind != "product" or readers[op.buffer] > 1:
             return None
@@ -283,7 +283,7 @@ def _is_readable(program, op, i, contiguous):
 
 
 def uniform(program: Program, cells: np.ndarray) -> Any:
-    """Returns the value of an operand that is one constant, or None."""
+    """Returns the value of an operand that is one constant, or `None`."""
     values = program.values(cells)
     if values is None or not (np.all(values == values.flat[0]) or np.all(values != values)):
         return None
@@ -293,7 +293,7 @@ def uniform(program: Program, cells: np.ndarray) -> Any:
 def rows_of(program: Program, cells: np.ndarray) -> tuple[list[Piece], int] | None:
     """Returns the pieces of the first row of a product's operand, and the step to the next row.
 
-    None if the rows differ, or are too scattered.
+    `None` if the rows differ, or are too scattered.
     """
     first, last = pieces(program, cells[0]), pieces(program, cells[-1])
     if any(p.stride != 1 for p in first):

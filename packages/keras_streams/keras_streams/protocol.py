@@ -20,7 +20,9 @@ class StreamingMixin:
     is inference: dropout is inactive, and only the main output is computed.
 
     Attributes:
-        delay, rate: See `to_stream`. A layer returns one output per step.
+        delay: Number of steps by which outputs come later than their inputs, or a structure of
+            numbers like the outputs. Defaults to `0`.
+        rate: Number of steps per output, like `delay`. Defaults to `1`.
 
     Example: a running sum.
 
@@ -133,7 +135,7 @@ def check_start(layer: Any, batch_size: int | Tensor) -> None:
 
 
 def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-    """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for None.
+    """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for `None`.
 
     The layer has `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
 
@@ -171,7 +173,7 @@ def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
 
 
 def shapes_match(shape: Shape, expected: Shape) -> bool:
-    """Returns whether two static shapes can be equal. None matches any size."""
+    """Returns whether two static shapes can be equal. `None` matches any size."""
     return len(shape) == len(expected) and all(
         a == b or a is None or b is None for a, b in zip(shape, expected, strict=True)
     )
