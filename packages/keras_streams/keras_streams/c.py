@@ -301,14 +301,17 @@ def step_program(stream: ExportedStream) -> lower.Program:
     return lower.lower(trace.trace(stream, stream.symbols), _real_type(stream))
 
 
-def _real_type(stream):
-    model = stream.model
-    # A graph of layers computes nothing itself, so its own dtype does not matter.
-    layers = [
+def computing_layers(model: keras.Layer) -> list[keras.Layer]:
+    """Returns the layers whose dtype matters: a graph of layers computes nothing itself."""
+    return [
         layer
         for layer in all_layers(model)
         if not isinstance(layer, keras.layers.InputLayer) and functional_of(layer) is None
     ]
+
+
+def _real_type(stream):
+    model, layers = stream.model, computing_layers(stream.model)
     quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
     if quantized:
         raise ValueError(

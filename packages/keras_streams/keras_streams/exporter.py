@@ -11,7 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.c import FIXED_TOLERANCE, check_finite, check_options, write_c
+from keras_streams.c import (
+    FIXED_TOLERANCE,
+    check_finite,
+    check_options,
+    computing_layers,
+    write_c,
+)
 from keras_streams.endpoints import Endpoint, graph_endpoints, write_archive
 from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
@@ -149,8 +155,8 @@ def _check_converted(model, format):
         )
     stream = exported_stream(model)
     name, model = stream.model.name, stream.model
-    dtypes = {model.compute_dtype, getattr(model, "backbone", model).compute_dtype}
-    if dtypes != {"float32"}:
+    dtypes = {layer.compute_dtype for layer in computing_layers(model)}
+    if not dtypes <= {"float32"}:
         raise ValueError(
             f"format={format!r} computes in float32. Build the model with dtype='float32' and load "
             f"its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"

@@ -62,7 +62,11 @@ def test_options_of_other_formats_are_errors(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             export(model(), tmp_path / f"net.{suffix}", format=format, **options)
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() == "tensorflow":
+        half = keras.Sequential([keras.Input((None, 2)), layers.Dense(2, dtype="bfloat16")])
+        with pytest.raises(ValueError, match="computes in bfloat16"):
+            export(half, tmp_path / "net.onnx", format="onnx")
+    else:
         with pytest.raises(ValueError, match="requires the TensorFlow backend"):
             export(model(), tmp_path / "net.onnx", format="onnx")
     assert not list(tmp_path.iterdir())
