@@ -64,12 +64,12 @@ class Forecaster(SequenceModel):
             (`return_sequences=False`).
         horizon: Positive integer, number of steps to forecast.
         targets: Positive integer, number of channels to forecast, the first ones of the inputs.
-            Defaults to 1.
+            Defaults to `1`.
         quantiles: Increasing floats between 0 and 1. Outputs get a last axis of quantiles, which do
             not cross. Defaults to `None`, one value per target and step.
         future_channels: Integer, number of input channels known in the future, the last ones, such
             as the hour of the day. At each step they have the value `horizon` steps ahead, so the
-            backbone sees them up to the end of the forecast. Defaults to 0.
+            backbone sees them up to the end of the forecast. Defaults to `0`.
         linear_window: Integer of 2 or more, the number of last steps that a linear map reads.
             Requires `normalize=True`. The head's kernel is then initialized with zeros. Defaults to
             `None`, no map.

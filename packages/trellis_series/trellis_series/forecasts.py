@@ -37,7 +37,7 @@ class Forecasts:
     NaN. Methods raise `ValueError` for other tables.
 
     Args:
-        horizon: Positive integer, number of steps to forecast. Defaults to 24.
+        horizon: Positive integer, number of steps to forecast. Defaults to `24`.
         freq: String, the frequency of the times in pandas' notation, or an integer for times that
             are numbers. Defaults to `None`, inferred from the longest series.
         levels: Percentages of the bands. Defaults to `(80,)`.
@@ -52,7 +52,7 @@ class Forecasts:
             or `None`. A network is used only if it reduces the error at past origins by more than
             one standard error. Defaults to `"auto"`.
         id_col, time_col, target_col: Names of columns. Default to `"unique_id"`, `"ds"` and `"y"`.
-        seed: Integer seed of the network. Defaults to 0.
+        seed: Integer seed of the network. Defaults to `0`.
 
     Attributes:
         trained_network: The network of the forecasts after `fit`, or `None`.
@@ -315,7 +315,7 @@ class Forecasts:
 
         Args:
             df: Table.
-            n_windows: Positive integer, number of windows. Defaults to 1.
+            n_windows: Positive integer, number of windows. Defaults to `1`.
             step_size: Positive integer, steps from one window to the next. Defaults to `None`, the
                 horizon.
             refit: Boolean, whether to fit again before each window. Otherwise the forecasts are

@@ -99,7 +99,7 @@ class ForecastMetric(ExactMean):
         Args:
             y_true: Tensor (..., targets). Missing values (NaN) are ignored.
             y_pred: Tensor (..., targets), or (..., targets, quantiles).
-            sample_weight: Tensor of the shape of `y_true`. Defaults to 1 for every value.
+            sample_weight: Tensor of the shape of `y_true`. Defaults to `1` for every value.
         """
         y_true, y_pred = (ops.cast(y, self._sum_dtype) for y in (y_true, y_pred))
         y_true, weight = without_missing(y_true, sample_weight)

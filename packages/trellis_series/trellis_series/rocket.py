@@ -54,7 +54,7 @@ class RocketClassifier(SequenceClassifier):
         channels: Positive integer, number of channels.
         num_classes: Positive integer, number of classes.
         features: Positive integer, number of features, rounded down to a multiple of 84 for each
-            dilation. Defaults to 3,360.
+            dilation. Defaults to `3360`.
         activation, class_names: As in `SequenceClassifier`.
         seed: Integer seed of the channels and thresholds. Defaults to `None`.
         name, trainable, dtype: As in `keras.Model`.
