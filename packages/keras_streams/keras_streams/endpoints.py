@@ -145,6 +145,7 @@ class StreamCache:
 
     def endpoint(self) -> Endpoint:
         """Returns the endpoint of the cache before the first step."""
+
         def initial_cache(batch_size):
             """Returns the cache before the first step, for `batch_size` rows."""
             batch_size = require(
@@ -241,5 +242,6 @@ def _check_pure(endpoint, function):
         raise ValueError(
             f"The endpoint `{endpoint.name}` is not a pure function of the request: its graph has "
             f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables at "
-            "inference, as Keras' recurrent layers with dropout do (wrap them in a StackedRNN)."
+            "inference, as Keras' recurrent layers with dropout do: build them without, and load "
+            "the weights."
         )
