@@ -53,6 +53,19 @@ def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_8_bits_differ_by_no_more_than_the_tolerance(tmp_path):
+    net = keras.Sequential([keras.Input((None, 32)), layers.GRU(48, return_sequences=True)])
+    with pytest.raises(RuntimeError, match="`quantization_tolerance`"):
+        export(
+            net,
+            tmp_path / "net.tflite",
+            format="litert",
+            quantization="int8",
+            quantization_tolerance=1e-5,
+        )
+
+
 def test_options_of_other_formats_are_errors(tmp_path):
     for format, suffix, options, message in (
         ("litert", "tflite", {"weights": "file"}, "`weights` must be"),
