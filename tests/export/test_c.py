@@ -109,8 +109,15 @@ def test_a_model_keeps_its_names(tmp_path):
     assert re.search(r"Largest difference from Keras over 200 random steps: below \de-0\d", header)
 
 
+def stateful():
+    layer = TrellisLayer(4, 2, stateful=True)
+    layer.build((1, None, CHANNELS))
+    return layer
+
+
 NETS = {
     "classifier": classifier,
+    "stateful": stateful,
     **{f"net {seed}": functools.partial(random_net, seed) for seed in range(200)},
     **{name: functools.partial(graph, name) for name in GRAPHS},
 }
@@ -211,12 +218,6 @@ def infinite():
     return layer
 
 
-def stateful():
-    layer = TrellisLayer(4, 2, stateful=True, name="trellis")
-    layer.build((1, None, CHANNELS))
-    return layer
-
-
 def sequence(*parts):
     return built(keras.Sequential(parts))
 
@@ -224,7 +225,6 @@ def sequence(*parts):
 REFUSED = {
     "model.txt": (classifier, "must end in .c"),
     "2nd.c": (classifier, "must be a C identifier"),
-    "stateful.c": (stateful, "stateful=True of trellis"),
     "quantized.c": (quantized, "Keras has quantized.*Received: narrow"),
     "half.c": (lambda: built(TCN(4, 2, depth=1, dtype="mixed_bfloat16")), "computes in bfloat16"),
     "mixed.c": (

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.proof import inputs_of
-from keras_streams.protocol import all_layers, check_built
+from keras_streams.protocol import check_built
 
 
 @dataclasses.dataclass
@@ -80,13 +80,6 @@ def exported_stream(model: Any) -> ExportedStream:
     stream = to_stream(model)
     if isinstance(stream, GraphStream):
         return _of_graph(stream)
-    stateful = [part.name for part in all_layers(stream) if getattr(part, "stateful", False)]
-    if stateful:
-        raise ValueError(
-            "A layer with stateful=True carries its state from batch to batch, but a stream in C "
-            "starts from zeros. Build the model with stateful=False and load its weights. "
-            f"Received: stateful=True of {', '.join(stateful)}"
-        )
     return ExportedStream(
         stream,
         stream.initial_cache,
