@@ -558,7 +558,7 @@ class Printer:
             if statement.scope != scope:
                 scope = statement.scope
                 yield f"/* {comment_text(scope)} */"
-            yield from re.sub(r" \+ 0\b", "", statement.text).splitlines()
+            yield from without_zeros(statement.text).splitlines()
 
     def calls(self, function: Function) -> Iterator[str]:
         """Adds a function of equal layers, and yields its calls."""
@@ -704,6 +704,11 @@ def table_text(name: str, kind: str, array: np.ndarray) -> str:
     rows = [", ".join(numbers[i : i + 8]) for i in range(0, len(numbers), 8)]
     text = ",\n    ".join(rows)
     return f"static const {kind} {name}[{len(numbers)}] = {{\n    {text}\n}};"
+
+
+def without_zeros(statement: str) -> str:
+    """Returns a statement of C without offsets of 0."""
+    return re.sub(r" \+ 0(?![\w.])", "", statement)
 
 
 def plus(pointer: str, offset: Any) -> str:

@@ -5,13 +5,12 @@ Weights have 8 bits, and each column its own scale; sums have 32 bits.
 
 import dataclasses
 import math
-import re
 from typing import Any
 
 import numpy as np
 
 from keras_streams import passes
-from keras_streams.c_source import TYPES, Printer, Source, table_text, wrapped
+from keras_streams.c_source import TYPES, Printer, Source, table_text, without_zeros, wrapped
 from keras_streams.cells import Program, grid, pieces
 from keras_streams.files import filled_template
 from keras_streams.fixed_formats import FixedProgram, calibrate, fractional_bits
@@ -225,5 +224,5 @@ def _front(fixed, printer):
     maps.taken |= printer.taken
     maps.map(fixed.front)
     tables = [table_text(name, *array) for name, array in maps.arrays.items()]
-    lines = [re.sub(r" \+ 0\b", "", s.text) for s in maps.statements]
+    lines = [without_zeros(s.text) for s in maps.statements]
     return [*tables, *maps.functions.values()], [f"float y[{y.size}];", *lines]

@@ -14,6 +14,7 @@ import numpy as np
 from keras_streams.c import check_equal, proven_source
 from keras_streams.c_source import Source, comment_text
 from keras_streams.compiled import OPTIONS, ZIG, build, has_zig
+from keras_streams.exported import exported_stream
 from keras_streams.files import check_output, filled_template, write_files
 
 
@@ -30,10 +31,11 @@ def write_wasm(
     if path.parent.is_dir():
         for file in files:
             check_output(file, overwrite=overwrite)
-    source, x, expected = proven_source(model, "model", series)
+    stream = exported_stream(model)
+    source, x, expected = proven_source(stream, "model", series)
     contents = compile_wasm(source), es_module(source, path.stem).encode()
     if shutil.which("node") is not None:
-        check_equal(model.name, source, _run_in_node(contents, x), expected)
+        check_equal(stream.model.name, source, _run_in_node(contents, x), expected)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_files(dict(zip(files, contents, strict=True)))
     return path
