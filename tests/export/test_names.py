@@ -10,12 +10,11 @@ import keras
 import pytest
 
 from keras_streams import compiled, passes
-from keras_streams.c import c_source, proven_source, step_program
+from keras_streams.c import c_source, proven_source, step_program, write_c
 from keras_streams.c_source import Printer
 from keras_streams.exported import exported_stream
 from keras_streams.wasm import es_module
 from tests.export.test_c import WARNINGS, ZIG
-from trellis_keras.export import export
 
 # Each would declare `injected` if a part of it were read as code.
 CODE = "int injected(void) { return 42; }"
@@ -69,8 +68,7 @@ int main(void)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_names_in_comments_stay_there(compiler, tmp_path):
     stream = exported_stream(dense())
-    columns = {"inputs": HOSTILE, "targets": HOSTILE}
-    export(stream.model, tmp_path / "columns.c", format="c", series=columns)
+    write_c(dataclasses.replace(stream, names=HOSTILE), tmp_path / "names.c")
     for number, name in enumerate(HOSTILE):
         program = step_program(stream)
         for op in program.ops:
@@ -89,9 +87,8 @@ def test_names_in_comments_stay_there(compiler, tmp_path):
 def test_names_in_an_es_module_stay_names(tmp_path):
     code = "globalThis.injected = true;"
     hostile = [name.replace(CODE, code) for name in HOSTILE]
-    net = dense(outputs=len(hostile))
-    source, *_ = proven_source(net, "model", {"inputs": hostile})
-    source = dataclasses.replace(source, names=hostile)
+    stream = exported_stream(dense(outputs=len(hostile)))
+    source, *_ = proven_source(dataclasses.replace(stream, names=hostile), "model")
     (tmp_path / "model.mjs").write_text(es_module(source, f"a\u2028{code}\n{code}//"))
     script = """
 import { names } from "./model.mjs";

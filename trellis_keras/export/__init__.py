@@ -68,8 +68,7 @@ def export(
             it serves the version. This needs tensorflow-serving-api (the extra `serving`). Defaults
             to `False`.
         series: JSON-serializable dict that describes the channels of a time series model; written
-            to `assets.extra/series.json` in a SavedModel, and as a comment in C. Defaults to
-            `None`.
+            to `assets.extra/series.json` in a SavedModel. Defaults to `None`.
         overwrite: Boolean, whether to replace existing files. A version of a SavedModel is never
             replaced. Defaults to `False`.
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
@@ -100,19 +99,17 @@ def export(
     if format not in ("saved_model", *SUFFIXES):
         formats = ", ".join(map(repr, ("saved_model", *SUFFIXES)))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
-    if format != "saved_model" and (version is not None or warmup):
+    if format != "saved_model" and (version is not None or warmup or series is not None):
         raise ValueError(
-            "`version` and `warmup` are only for format='saved_model'. Received: "
-            f"format={format!r}, version={version}, warmup={warmup}"
+            "`version`, `warmup` and `series` are only for format='saved_model'. Received: "
+            f"format={format!r}, version={version}, warmup={warmup}, series={series}"
         )
-    if format in ("litert", "onnx") and series is not None:
-        raise ValueError(f"format={format!r} does not support `series`. Received: {series}")
     if format != "saved_model":
         integers = quantization, representative_data, quantization_tolerance
         is_converted = format in ("litert", "onnx")
         # The converters do not support the kernels' loops.
         with kernels.disabled() if is_converted else contextlib.nullcontext():
-            return write_step(model, path, format, integers, weights, overwrite, series, _step_of)
+            return write_step(model, path, format, integers, weights, overwrite, _step_of)
     if overwrite:
         raise ValueError(
             "`overwrite` is only for files. A version of a SavedModel may be in use by a server: "

@@ -36,17 +36,13 @@ _QUANTIZATIONS = {"c": (None, "int8", "int8_rings"), "litert": (None, "int8")}
 def write_c(
     model: Any,
     path: pathlib.Path,
-    series: dict[str, Any] | None = None,
     overwrite: bool = False,
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
     quantization_tolerance: float = FIXED_TOLERANCE,
     weights: str = "code",
 ) -> pathlib.Path:
-    """Writes a model as C and returns the path; see `export`.
-
-    `series` has the names of the columns `"inputs"` and `"targets"`.
-    """
+    """Writes a model as C and returns the path; see `export`."""
     check_options("c", (quantization, representative_data, quantization_tolerance), weights)
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
         raise ValueError(
@@ -60,10 +56,10 @@ def write_c(
     for file in written if path.parent.is_dir() else ():
         check_output(file, overwrite=overwrite)
     if quantization is None or representative_data is None:
-        source, x, expected = proven_source(model, prefix, series, in_file)
+        source, x, expected = proven_source(model, prefix, in_file)
     else:
         source = fixed_source(
-            model, prefix, quantization, representative_data, series, quantization_tolerance, True
+            model, prefix, quantization, representative_data, quantization_tolerance, True
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     files = source_files(source, path.parent)
@@ -117,7 +113,6 @@ def fixed_source(
     prefix: str,
     quantization: str,
     data: np.ndarray,
-    series: dict[str, Any] | None = None,
     tolerance: float = FIXED_TOLERANCE,
     with_layers: bool = False,
 ) -> Source:
@@ -152,7 +147,7 @@ def fixed_source(
             + "\n".join(layer_table(fixed, stream, data[0]))
         )
     notes = [
-        *describe(stream, source, series),
+        *describe(stream, source),
         "",
         f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
         "Differences from Keras on representative data, relative to the largest output:",
@@ -255,7 +250,7 @@ def native(
 
 
 def proven_source(
-    model: Any, prefix: str, series: dict[str, Any] | None = None, in_file: bool = False
+    model: Any, prefix: str, in_file: bool = False
 ) -> tuple[Source, np.ndarray, np.ndarray]:
     """Returns a model as C, compared with Keras if there is a compiler; see `export`.
 
@@ -281,7 +276,7 @@ def proven_source(
             f"Largest difference from Keras over {len(x)} random steps: below "
             f"{_round_up(difference)} of the largest output."
         )
-    notes = [*describe(stream, source, series), "", proof]
+    notes = [*describe(stream, source), "", proof]
     return dataclasses.replace(source, comment=comment_of(notes)), x, expected
 
 
@@ -360,7 +355,7 @@ def comment_of(lines: Sequence[str]) -> str:
     return f"/*\n{body}\n */\n"
 
 
-def describe(stream: ExportedStream, source: Source, series: dict[str, Any] | None) -> list[str]:
+def describe(stream: ExportedStream, source: Source) -> list[str]:
     """Returns lines that describe a model."""
     model = stream.model
     takes = "a token" if stream.takes_token else f"{stream.inputs} inputs"
@@ -374,13 +369,8 @@ def describe(stream: ExportedStream, source: Source, series: dict[str, Any] | No
         else "global variables, and computes only the layers that are due at the step.",
         "",
     ]
-    series = series or {}
-    if series.get("inputs"):
-        lines += ["Inputs:", *(f"    {i}: {name}" for i, name in enumerate(series["inputs"]))]
     lines += stream.notes
     lines += [f"    {i}: {name}" for i, name in enumerate(stream.names)]
-    if series.get("targets"):
-        lines.append(f"    targets: {', '.join(series['targets'])}")
     lines.append(
         "Outputs depend on all past inputs."
         if stream.receptive_field is None

@@ -100,7 +100,6 @@ def write_step(
     integers: tuple[str | None, np.ndarray | None, float],
     weights: str,
     overwrite: bool,
-    series: dict[str, Any] | None = None,
     step_of: Callable[[Any], Endpoint] = _step_of,
 ) -> pathlib.Path:
     """Exports one step of a model; see `export` and `write_c`.
@@ -110,7 +109,7 @@ def write_step(
     """
     path = pathlib.Path(path).expanduser()
     if format == "c":
-        return write_c(model, path, series, overwrite, *integers, weights)
+        return write_c(model, path, overwrite, *integers, weights)
     if format not in SUFFIXES:
         formats = ", ".join(map(repr, SUFFIXES))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
@@ -120,7 +119,7 @@ def write_step(
             f"`path` must end in {SUFFIXES[format]} with format={format!r}. Received: {path}"
         )
     if format == "wasm":
-        return write_wasm(model, path, series, overwrite)
+        return write_wasm(model, path, overwrite)
     stream, step = _check_converted(model, format), step_of(model)
     if path.parent.is_dir():
         check_output(path, overwrite=overwrite)

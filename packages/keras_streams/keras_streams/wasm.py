@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,7 +20,6 @@ from keras_streams.files import check_output, filled_template, write_files
 def write_wasm(
     model: keras.Layer,
     path: pathlib.Path,
-    series: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> pathlib.Path:
     """Writes a model as WebAssembly and returns the path; see `export`."""
@@ -32,7 +30,7 @@ def write_wasm(
         for file in files:
             check_output(file, overwrite=overwrite)
     stream = exported_stream(model)
-    source, x, expected = proven_source(stream, "model", series)
+    source, x, expected = proven_source(stream, "model")
     contents = compile_wasm(source), es_module(source, path.stem).encode()
     if shutil.which("node") is not None:
         check_equal(stream.model.name, source, _run_in_node(contents, x), expected)
