@@ -109,8 +109,8 @@ def forecast(
     frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
     backtest = None
     if model is not None:
-        sources = {name: context.get_parameter_source(name) for name in _OF_FITS}
-        own = [name for name, source in sources.items() if source.name == "COMMANDLINE"]
+        sources = {name: str(context.get_parameter_source(name)) for name in _OF_FITS}
+        own = [name for name, source in sources.items() if source.endswith("COMMANDLINE")]
         if own:
             raise ValueError(
                 f"{model} was fitted with options of its own. Leave out --{own[0]}, or --model."

@@ -495,7 +495,7 @@ _ARGUMENTS = ("horizon", "freq", "levels", "season", "seed")
 _FITTED = ("fitted_freq", "encoding", "_candidates", "is_better")  # besides the models
 
 
-def check_levels(levels: float | Sequence[float]) -> tuple[float, ...]:
+def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
     found = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
     if not all(isinstance(p, numbers.Real) and 0 < p < 100 for p in found):
