@@ -497,7 +497,7 @@ _FITTED = ("fitted_freq", "encoding", "_candidates", "is_better")  # besides the
 
 def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
-    found = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
-    if not all(isinstance(p, numbers.Real) and 0 < p < 100 for p in found):
+    found: tuple = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
+    if not all(isinstance(p, numbers.Real) and 0 < float(p) < 100 for p in found):
         raise ValueError(f"`levels` must be percentages, such as (80, 95). Received: {levels!r}")
     return tuple(int(p) if p == int(p) else float(p) for p in found)
