@@ -218,6 +218,40 @@ def test_results_are_rounded_to_the_nearest(name):
     assert abs(np.mean(found[0] + found[1])) < limit * unit
 
 
+def unequal(kind):
+    """A model whose channels differ by factors up to 1e4, for which weights compensate."""
+    keras.utils.set_random_seed(0)
+    sizes = np.geomspace(1e-2, 1e2, 8)
+    x = keras.Input((None, 8))
+    if kind == "inputs":
+        convolution = layers.Conv1D(8, 3, padding="causal", activation="relu")
+        model = keras.Model(x, layers.Dense(2)(convolution(x)))
+        convolution.kernel.assign(convolution.kernel / sizes[:, None])
+        return model, X8 * sizes
+    first, last = layers.Dense(8, activation="relu"), layers.Conv1D(4, 3, padding="causal")
+    normalization = layers.LayerNormalization()
+    model = keras.Model(x, last(layers.ReLU(negative_slope=0.2)(normalization(first(x)))))
+    normalization.set_weights([sizes, sizes])
+    last.kernel.assign(last.kernel / sizes[:, None])
+    return model, X8
+
+
+X8 = np.random.default_rng(0).normal(size=(120, 8)).cumsum(axis=0).astype("float32") / 4
+
+
+@pytest.mark.parametrize("kind", ["inputs", "hidden"])
+@pytest.mark.parametrize(("quantization", "decibels"), [("int8", 30), ("int8_rings", 20)])
+def test_channels_of_small_values_have_more_fractional_bits(kind, quantization, decibels):
+    model, x = unequal(kind)
+    found, expected = outputs(model, x, quantization, quantization_tolerance=1.0)
+    noise = np.sum((found - expected) ** 2, axis=0) / np.sum(expected**2, axis=0)
+    assert np.max(10 * np.log10(noise)) < -decibels
+    if kind == "hidden":
+        source = fixed_source(model, "net", quantization, x, tolerance=1.0, with_layers=True)
+        fewest, most = re.search(r"re_lu.*%  (-?\d+) to (\d+)$", source.comment, re.M).groups()
+        assert int(most) - int(fewest) >= 8
+
+
 FUNCTIONS = {
     "log": ops.log,
     "log1p": ops.log1p,
@@ -274,7 +308,9 @@ def test_the_table_of_layers_has_their_largest_values_and_errors(tmp_path):
     for net in (model, clocked(), averaging(), activated):
         options = {"quantization": "int8_rings", "representative_data": X, "overwrite": True}
         export(net, tmp_path / "model.c", format="c", quantization_tolerance=0.3, **options)
-        table = re.findall(r"(\S+) +(\S+)% +(\S+)%$", (tmp_path / "model.h").read_text(), re.M)
+        table = re.findall(
+            r"(\S+) +(\S+)% +(\S+)%  -?\d+$", (tmp_path / "model.h").read_text(), re.M
+        )
         assert len(table) >= 2
         for largest, saturated, error in table:
             assert float(largest) > 0 and float(saturated) < 1 and float(error) < 30

@@ -41,6 +41,7 @@ class Buffer:
     name: str = ""  # what it holds, such as "kernel"
     ring: Ring | None = None  # of a state
     bits: int = 0  # fractional bits of integers: q stands for q / 2**bits
+    exponents: Any = 0  # integers, one or an array: the numbers are scaled by 2**exponents
 
     @property
     def size(self) -> int:

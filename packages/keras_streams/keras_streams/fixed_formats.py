@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_streams.cells import Buffer, Op, Program
+from keras_streams.fixed_scales import scale_channels
 from keras_streams.lower import MAPS
 from keras_streams.passes import Group
 
@@ -32,7 +33,7 @@ class FixedProgram:
         program, groups: The program, and its operations in the order of execution.
         floats: A copy of both whose buffers have their floating-point formats.
         front: The maps of the inputs alone in the copy, such as a standardization.
-        ranges: Dict from buffer to its smallest and largest value on representative inputs.
+        ranges: Dict from buffer to its smallest and largest scaled value on representative inputs.
     """
 
     program: Program
@@ -57,16 +58,21 @@ def calibrate(
     """
     means, wide = _means(program, groups), _before_logarithms(program, groups)
     groups = _read_in_16(program, groups, means | wide)
+    limits, infinite = _limits(program, groups, x)
+    front = _front(program, groups)
+    groups = [rest for group in groups if (rest := [op for op in group if op not in front])]
+    source: Buffer | None = front[-1].buffer if front else program.inputs[0]
+    if len(program.inputs) > 1 or program.inputs[0].dtype != program.real:
+        source = None
+    scaling = scale_channels(program, groups, source, limits, small_rings)
     shared = _shared_formats(program, groups, means)
-    ranges = _ranges(program, groups, x, shared)
-    floats = copy.deepcopy((program, groups))
-    front = _front(*floats)
-    if front:  # the C function `quantize` computes it
-        of_front = {op.buffer.base for op in front}
-        groups = [[op for op in group if op.buffer.base not in of_front] for group in groups]
-        groups = [group for group in groups if group]
-        program.inputs = [program.owner(front[-1].buffer.base)]
+    ranges = _ranges(program, limits, infinite, shared)
+    first = [*front, *scaling]  # the C function `quantize` computes them
+    floats = copy.deepcopy((program, [[op] for op in first] + groups))
+    if first:
+        program.inputs = [first[-1].buffer]
         program.inputs[0].kind = "input"
+        front = [op for (op,) in floats[1][: len(front)]]
     _choose_types(program, groups, means, wide, shared, small_rings)
     for b in program.buffers:
         if b.kind != "constant" and b.dtype in _LIMITS:
@@ -263,30 +269,45 @@ def _root(parents, b):
     return b
 
 
-def _ranges(program, groups, x, shared):
-    """Returns {buffer: (smallest, largest)} value on representative inputs."""
-    ranges: dict[Buffer, tuple[float, float]] = {}
-    seen, infinite = set(), set()
+def _limits(program, groups, x):
+    """Returns the finite limits of all numbers on representative inputs.
+
+    Returns:
+        Dict from buffer to the smallest and largest values, (2, size), and the buffers with minus
+        infinity.
+    """
+    limits: dict[Buffer, np.ndarray] = {}
+    infinite = set()
 
     def observe(b, value):
-        seen.add(b)
-        key = _root(shared, b)
+        value = np.reshape(value, (b.size, -1))
         with np.errstate(invalid="ignore"):
             within = np.abs(value) < HUGE
-        low, high = ranges.get(key, (math.inf, -math.inf))
-        low = float(np.min(value, initial=low, where=within))
-        high = float(np.max(value, initial=high, where=within))
+        low, high = limits.get(b, np.multiply.outer([np.inf, -np.inf], np.ones(b.size)))
+        low = np.minimum(low, np.min(value, axis=1, initial=np.inf, where=within))
+        high = np.maximum(high, np.max(value, axis=1, initial=-np.inf, where=within))
+        limits[b] = np.stack([low, high])
         if np.any(value <= -HUGE):
-            infinite.add(key)
-        ranges[key] = low, high
+            infinite.add(b)
 
     simulate(program, groups, x, observe)
-    if any(op.buffer not in seen for op in _operations(groups) if op.kind != "store"):
+    if any(op.buffer not in limits for op in _operations(groups) if op.kind != "store"):
         raise ValueError(
             "`representative_data` must have more steps, so that all layers receive samples. "
             f"Received: shape {x.shape}"
         )
-    for key in infinite:
+    return limits, infinite
+
+
+def _ranges(program, limits, infinite, shared):
+    """Returns {buffer: (smallest, largest)} of the numbers with exponents."""
+    ranges: dict[Buffer, tuple[float, float]] = {}
+    for b, ends in limits.items():
+        key = _root(shared, b)
+        low, high = ranges.get(key, (math.inf, -math.inf))
+        lows, highs = ends * 2.0**b.exponents
+        ranges[key] = float(np.min(lows, initial=low)), float(np.max(highs, initial=high))
+    for key in {_root(shared, b) for b in infinite}:
         low, high = ranges[key]
         ranges[key] = low - _FAR, high
     roots = {b: _root(shared, b) for b in program.buffers}

@@ -201,12 +201,13 @@ def print_fixed(
     printer = Printer(program, fixed.groups, prefix, "int16_t", about, apart=apart)
     source = printer.print()
     tables, maps = _front(fixed, printer) if fixed.front else ([], ["const float *y = x;"])
+    bits = [b.bits + n for b in program.inputs for n in np.broadcast_to(b.exponents, b.size)]
     values = {
         "PREFIX": prefix,
         "UPPER": prefix.upper(),
         "BITS": str(program.owner(int(program.output[0])).bits),
         "TABLES": "".join(f"{text}\n\n" for text in tables),
-        "INPUT": ", ".join(str(b.bits) for b in program.inputs for _ in range(b.size)),
+        "INPUT": ", ".join(map(str, bits)),
         "MAPS": "\n".join(wrapped("    ", line) for line in maps),
     }
     conversions = filled_template("fixed_conversions.c", values)

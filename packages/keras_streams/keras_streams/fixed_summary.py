@@ -14,8 +14,8 @@ def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
     """Returns the lines of a table of the layers, in the order of execution.
 
     It has the largest absolute value of a layer's last result, the share of its numbers that exceed
-    their range, and the largest difference of its last result from floating point, as a share of
-    the largest value.
+    their range, the largest difference of its last result from floating point, as a share of the
+    largest value, and the fractional bits of the result, the fewest and the most of its channels.
 
     Args:
         fixed: The program.
@@ -44,8 +44,8 @@ def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
             is_end = np.abs(numbers) == 2 ** (SIZES[b.dtype] - 1) - 1
             found[2:] += b.size, np.count_nonzero(is_end)
             if base == last[scopes[base]]:
-                expected = np.reshape(value, (b.size, -1))[:, 0]
-                pairs = np.stack([expected, numbers * 2.0**-b.bits - expected])
+                expected = np.reshape(value, (b.size, -1))[:, 0] / 2.0**b.exponents
+                pairs = np.stack([expected, numbers / 2.0 ** (b.bits + b.exponents) - expected])
                 pairs = np.abs(pairs[:, np.abs(expected) < HUGE])
                 found[:2] = np.maximum(found[:2], np.max(pairs, axis=1, initial=0))
         values.clear()
@@ -60,8 +60,13 @@ def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
     simulate(*fixed.floats, x[None], observe)
     compare()
     width = max(map(len, [*last, "layer"]))
-    lines = [f"{'layer':{width}}  largest value  saturated    error"]
+    lines = [f"{'layer':{width}}  largest value  saturated    error  fractional bits"]
     for scope, (largest, error, count, ends) in figures.items():
         share, error = ends / max(count, 1), error / (largest or 1)
-        lines.append(f"{scope:{width}}  {largest:13.4g}  {share:9.2%}  {error:7.2%}")
+        b = fixed.program.owner(last[scope])
+        bits = sorted({b.bits + int(np.min(b.exponents)), b.bits + int(np.max(b.exponents))})
+        lines.append(
+            f"{scope:{width}}  {largest:13.4g}  {share:9.2%}  {error:7.2%}  "
+            f"{' to '.join(map(str, bits))}"
+        )
     return lines
