@@ -1,11 +1,13 @@
 """Recurrent cells initialize every gate by itself, however many there are."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell
-from trellis_keras.layers.recurrent_cell import GateInitializer
+from trellis_keras.layers.recurrent_cell import ChronoBias, GateInitializer
 
 UNITS = 64
 GLOROT = np.sqrt(2 / (2 * UNITS + UNITS))  # standard deviation of a gate [W; U], (2H, H)
@@ -58,3 +60,10 @@ def test_seeds_and_config():
     np.testing.assert_array_equal(initializer((4, 8)), same((4, 8)))
     with pytest.raises(ValueError, match="`gates` must be a positive integer. Received: gates=0"):
         GateInitializer("glorot_uniform", gates=0)
+
+
+def test_delays_are_integers():
+    assert json.loads(json.dumps(ChronoBias(np.int64(784)).get_config()))["longest"] == 784
+    for bad in ("784", 2):
+        with pytest.raises(ValueError, match="longest"):
+            ChronoBias(bad)

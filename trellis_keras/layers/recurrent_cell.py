@@ -1,4 +1,4 @@
-"""The base class of the cells for `keras.layers.RNN`: RHN, Grid-LSTM and LRU."""
+"""The base class of this package's cells for `keras.layers.RNN`, and initializers of gates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,15 +104,16 @@ class ChronoBias(keras.initializers.Initializer):
     """Biases with which an LSTM's units remember for 2 to `longest` steps.
 
     The forget gates' biases are log(u) with u uniform between 1 and `longest` - 1, the input gates'
-    are their negatives, all others are zero (Tallec & Ollivier 2018, Can Recurrent Neural Networks
-    Warp Time?). Use it with `LSTM(..., unit_forget_bias=False)`.
+    are their negatives, all others are zero. Use it with `LSTM(..., unit_forget_bias=False)`.
+
+    Reference:
+
+    - [Tallec & Ollivier, 2018](https://arxiv.org/abs/1804.11188)
 
     Args:
-        longest: Integer above 2, the longest delay in steps, such as the length of the sequences.
-        seed: Seed of the draws. Defaults to None, a new one each time.
-
-    Raises:
-        ValueError: `longest` is 2 or less.
+        longest: Integer, at least 3, the longest delay in steps, such as the length of the
+            sequences.
+        seed: Integer seed of the draws. Defaults to `None`, a new one each time.
 
     Example:
 
@@ -122,9 +123,7 @@ class ChronoBias(keras.initializers.Initializer):
     """
 
     def __init__(self, longest: int, seed: int | None = None) -> None:
-        if longest <= 2:
-            raise ValueError(f"`longest` must be above 2. Received: {longest}")
-        self.longest = longest
+        self.longest = check_integer("longest", longest, 3)
         self.seed = seed
 
     def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
