@@ -11,7 +11,12 @@ from tests.support.golden import log_softmax
 from tests.support.model_checks import OneBatch
 from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras.layers import LRU, TCN, TrellisLayer
-from trellis_keras.models import PolyphonicModel, SequenceClassifier, SequenceRegressor
+from trellis_keras.models import (
+    LanguageModel,
+    PolyphonicModel,
+    SequenceClassifier,
+    SequenceRegressor,
+)
 from trellis_keras.models.losses import FrameLoss, SquaredError, frame_nll
 
 both_backends = pytest.mark.both_backends
@@ -471,6 +476,10 @@ def masking(**options):
     return SequenceClassifier(backbone, 2, **options)
 
 
+def from_language_model(**options):
+    return SequenceClassifier.from_model(LanguageModel(7, 4, TCN(4, 2, 1)), 3, **options)
+
+
 def stateful_inside():
     layers = [keras.Input((9, 4), batch_size=3), LRU(5, stateful=True, return_sequences=False)]
     return keras.Sequential(layers)
@@ -494,6 +503,11 @@ WRONG_MODELS = [
     (lambda: classifier().build((4, 5)), "batch, time, channels"),
     (lambda: classifier(class_names=["a", "a", "b"]), "class_names"),
     (lambda: classifier(activation="relu"), "activation"),
+    (from_language_model, "is not built"),
+    (lambda: from_language_model(embedding=None), "`embedding`"),
+    (lambda: from_language_model(normalize=False), "Received: .'normalize'"),
+    (lambda: classifier().compile("sgd", []), "one loss"),
+    (lambda: classifier().compile("sgd", ["mse", "mae"]), "one loss"),
     (lambda: classifier().compile("sgd", LOSS_OF_PROBABILITIES), "from_logits"),
     (lambda: polyphonic(loss=keras.losses.BinaryCrossentropy()), "logits"),
     (lambda: polyphonic(metrics=[keras.losses.binary_crossentropy]), "from_logits"),

@@ -9,7 +9,8 @@ import numpy as np
 from keras import ops
 
 from keras_streams.exported import ExportedStream
-from trellis_keras.layers.checks import check_choice, check_positive
+from keras_streams.protocol import check_built
+from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.models.base import BackboneModel, check_rank
 from trellis_keras.models.sequence_model import SequenceModel
 
@@ -77,7 +78,7 @@ class SequenceClassifier(SequenceModel):
         nan_padding: bool = False,
         **kwargs: Any,
     ) -> None:
-        (num_classes,) = check_positive(num_classes=num_classes)
+        num_classes = check_integer("num_classes", num_classes, 1)
         if nan_padding and embedding is not None:
             raise ValueError("Token ids are never NaN: `embedding` needs nan_padding=False.")
         check_choice("activation", activation, (None, "softmax"))
@@ -116,8 +117,13 @@ class SequenceClassifier(SequenceModel):
             model: A model of this package, whose backbone has the argument `return_sequences`. The
                 classifier gets a copy of the backbone, and of an embedding or a normalization.
             num_classes: Positive integer, number of classes.
-            **options: Other arguments of the classifier.
+            **options: Other arguments of the classifier, except `embedding` and `normalize`, which
+                are the model's.
         """
+        if taken := {"embedding", "normalize"} & set(options):
+            raise ValueError(
+                f"`embedding` and `normalize` are the model's. Received: {sorted(taken)}"
+            )
         old: Any = getattr(model, "backbone", None)
         config = {} if old is None else old.get_config()
         if not isinstance(model, BackboneModel) or "return_sequences" not in config:
@@ -125,6 +131,7 @@ class SequenceClassifier(SequenceModel):
                 "A classifier needs a model of trellis_keras whose backbone has the argument "
                 f"`return_sequences`. Received: {model.name} with the backbone {old!r}"
             )
+        check_built(model)
         wanted = {
             "return_sequences": False,
             "return_state": False,

@@ -272,8 +272,12 @@ class SequenceModel(BackboneModel):
             **kwargs: Other arguments of `keras.Model.compile`.
         """
         if loss is not None:
-            (loss,) = keras.tree.flatten(loss)  # Keras also takes a list of one
-            loss = self._checked_loss(loss)
+            losses = keras.tree.flatten(loss)  # Keras also takes a list of one
+            if len(losses) != 1:
+                raise ValueError(
+                    f"{self.name} has one output, so it takes one loss. Received: loss={loss!r}"
+                )
+            loss = self._checked_loss(losses[0])
         elif metrics is None and weighted_metrics is None:
             weighted_metrics = self._default_metrics()
         super().compile(
