@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_streams.protocol import check_built
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_choice, check_positive
+from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.models import losses
 from trellis_keras.models.base import check_tokens, text_rows
 from trellis_keras.models.gradients import with_gradient
@@ -36,6 +36,10 @@ class DynamicEvaluation:
     weights are separate arrays: the model itself never changes, so nothing needs to be restored,
     even after an interruption. Every evaluation starts from the model's current weights.
     `learning_rate` and `decay` may be set between evaluations without recompilation.
+
+    Reference:
+
+    - [Krause et al., 2018](https://arxiv.org/abs/1709.07432)
 
     Args:
         model: A built `LanguageModel` whose backbone streams. Only its trainable weights are
@@ -84,7 +88,7 @@ class DynamicEvaluation:
         self.decay = decay
         self.epsilon = 1e-3 if epsilon is None else epsilon
         self.rule = rule
-        (self.segment_length,) = check_positive(segment_length=segment_length)
+        self.segment_length = check_integer("segment_length", segment_length, 1)
         self._rms: list[np.ndarray] | None = None
         self._gradient = compile_xla(with_gradient(self._loss), [], jit_compile=False)
         self._learn = compile_xla(self._step, [], jit_compile=False)

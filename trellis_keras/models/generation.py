@@ -1,8 +1,9 @@
 """Text generation: prompts to ids, the compiled loop around a sampler, ids to text.
 
 A language model reads the prompt in one forward pass, then generates token by token with constant
-work, in a loop compiled by XLA. The samplers come from Keras-NLP (Keras-Hub): they request the
-scores of the token at `index` with `next(prompt, cache, index)`, and may reorder the cache's rows.
+work, in a loop compiled by XLA. The samplers come from Keras-NLP (KerasHub's older name): they
+request the scores of the token at `index` with `next(prompt, cache, index)`, and may reorder the
+cache's rows.
 """
 
 import codecs

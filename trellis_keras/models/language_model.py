@@ -56,6 +56,10 @@ class LanguageModel(TextGenerator, BackboneModel):
     where p_a are the head's probabilities for the backbone's auxiliary outputs. The validation
     loss is the first term. Values reported for an epoch are exact means over all its tokens.
 
+    Reference:
+
+    - [Merity et al., 2018](https://arxiv.org/abs/1708.02182), for AR and TAR
+
     Args:
         vocabulary_size: Positive integer, number of tokens V.
         embedding_dim: Positive integer, width of the embedding.

@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from keras_streams.parts import two_sum
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models.losses import expand_to_rank, frame_nll
 from trellis_keras.types import Tensor
 
@@ -176,7 +176,7 @@ class DigitsRecalled(ExactMean):
 
     def __init__(self, digits: int = 10, name: str | None = None, dtype: str | None = None) -> None:
         super().__init__(name, dtype)
-        (self.digits,) = check_positive(digits=digits)
+        self.digits = check_integer("digits", digits, 1)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
         """Accumulates the fraction for a batch.

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32, check_built
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.generation import TextGenerator, cached_function
 from trellis_keras.models.language_model import LanguageModel
@@ -35,6 +35,10 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
     It streams like a `LanguageModel`, with constant memory: it has `initial_cache`, `step`,
     `prefill`, `generate` and `generate_stream`, and works with `keras_streams.compiled_step` and
     `scoring.score`. It always uses the model's current weights.
+
+    Reference:
+
+    - [Grave et al., 2017](https://arxiv.org/abs/1612.04426)
 
     Args:
         model: A built `LanguageModel` whose backbone streams.
@@ -65,7 +69,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         check_built(model)
         super().__init__(name=model.name)
         self.model = model
-        (self.size,) = check_positive(size=size)
+        self.size = check_integer("size", size, 1)
         self.theta = theta
         self.mix = mix
         self.vocabulary, self.vocabulary_size = model.vocabulary, model.vocabulary_size

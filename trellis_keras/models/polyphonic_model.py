@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models.base import check_rank
 from trellis_keras.models.losses import FrameLoss
 from trellis_keras.models.metrics import FrameNLL
@@ -57,7 +57,7 @@ class PolyphonicModel(SequenceModel):
     _outputs_are_logits = True
 
     def __init__(self, backbone: keras.Layer, keys: int = 88, **kwargs: Any) -> None:
-        (keys,) = check_positive(keys=keys)
+        keys = check_integer("keys", keys, 1)
         unsuited = {name: kwargs.get(name) for name in ("activation", "embedding")}
         if any(value is not None for value in unsuited.values()):
             raise ValueError(

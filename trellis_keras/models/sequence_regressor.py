@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models.base import check_rank
 from trellis_keras.models.losses import SquaredError
 from trellis_keras.models.sequence_model import SequenceModel
@@ -44,7 +44,7 @@ class SequenceRegressor(SequenceModel):
     def __init__(
         self, backbone: keras.Layer, units: int = 1, *, per_step: bool = False, **kwargs: Any
     ) -> None:
-        (units,) = check_positive(units=units)
+        units = check_integer("units", units, 1)
         super().__init__(backbone, units, per_step=per_step, **kwargs)
         self.units = units
 
