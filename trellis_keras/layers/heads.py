@@ -176,7 +176,8 @@ class DenseHead(Head):
 
     def matrix(self) -> Tensor:
         """Returns the output matrix (width, V) as a tensor of the variable's dtype."""
-        with AutocastScope(None):  # else the blocks' gradients would add up in half precision
+        # Uncast: else the gradients of a mixture's blocks would add up in half precision.
+        with AutocastScope(None):
             if self.embedding is None:
                 return ops.copy(self.kernel)
             return ops.transpose(self._tied_matrix())
