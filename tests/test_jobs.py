@@ -79,3 +79,27 @@ def test_a_folder_is_locked_until_its_process_is_killed(tmp_path):
     with folder_lock(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()
+
+
+def test_failure_keeps_progress_that_cannot_be_read(folder):
+    def fail():
+        raise OSError("Input/output error")
+
+    with pytest.raises(KeyError), Job(folder, ["rows"], fail).open():
+        (folder / "rows").write_text("1")
+        raise KeyError
+    assert (folder / "rows").exists()
+
+
+def test_links_are_refused(folder, tmp_path):
+    folder.mkdir()
+    (folder / "rows").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="job/rows is a symbolic link"), rows_job(folder).open():
+        pass
+
+
+def test_an_error_releases_the_lock(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError), folder_lock(tmp_path):
+            raise KeyError
+    assert not list(tmp_path.iterdir())

@@ -182,6 +182,20 @@ def test_kernels_with_masks_and_states():
     check_streaming(made(make, (1, 1, 4)), noise(3, 5, 4), initial_state=states)
 
 
+@both(slow=True)
+def test_equals_keras_rnn_of_its_cells():
+    layer = made(make_layer, (1, 1, 4))
+    rnn = keras.layers.RNN(layer.cells, return_sequences=True, return_state=True)
+    rnn.build((None, None, 4))
+    x, states = noise(3, 6, 4), [noise(3, 4, seed=seed) for seed in (1, 2)]
+    found = layer(x, initial_state=states, training=True)
+    for seed in layer.non_trainable_variables:  # so that the same dropout masks are drawn again
+        seed.assign(seed.value - ops.convert_to_tensor([0, 1], seed.dtype))
+    expected = rnn(x, initial_state=states, training=True)
+    for ours, theirs in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
+        assert_close(ours, theirs)
+
+
 @pytest.mark.both_backends(slow=True)
 def test_masked_steps_keep_the_state_and_repeat_the_output():
     make = functools.partial(LRU, 4, cells_per_node=2, return_state=True)
