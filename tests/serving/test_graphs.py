@@ -98,7 +98,7 @@ class Noise(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
-        (lambda: keras.layers.LSTM(4, return_sequences=True, dropout=0.1), "in a StackedRNN"),
+        (lambda: keras.layers.LSTM(4, return_sequences=True, dropout=0.1), "layers with dropout"),
         (Noise, "is not a pure function of the request: its graph has StatelessRandom"),
     ],
 )

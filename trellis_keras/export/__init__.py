@@ -85,7 +85,8 @@ def export(
     Raises:
         ValueError: If `path` or the version exists; an option does not apply to the format; the
             model is not supported or not built; the format is not C or WebAssembly and Keras'
-            backend is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
+            backend is not TensorFlow; or a quantized file differs from Keras by more than the
+            tolerance.
         ImportError: If the format or the warm-up needs a package that is not installed.
         RuntimeError: If what would be written differs from Keras.
 

@@ -74,10 +74,10 @@ def export(
         The path that was written.
 
     Raises:
-        ValueError: `path` exists or has the wrong type, an option does not apply, or the model
-            cannot be exported.
-        ImportError: WebAssembly needs ziglang, integers a C compiler, LiteRT and ONNX TensorFlow,
-            and ONNX tf2onnx and onnxruntime.
+        ValueError: If `path` exists or has the wrong type, an option does not apply, the model
+            cannot be exported, or a quantized file differs from Keras by more than the tolerance.
+        ImportError: If a package is missing: WebAssembly needs ziglang, integers a C compiler,
+            LiteRT and ONNX TensorFlow, and ONNX tf2onnx and onnxruntime.
         RuntimeError: If what would be written differs from Keras.
     """
     integers = quantization, representative_data, quantization_tolerance
@@ -134,10 +134,15 @@ def write_step(
     for name, difference in differences.items():
         is_rounded_cache = quantization is not None and name in step.inputs
         if not difference <= largest and not is_rounded_cache:
-            raise RuntimeError(
+            message = (
                 f"{format!r} differs from Keras in {name!r} by {difference:.1e} of its largest "
-                f"value over {_STEPS} random steps; the tolerance is {largest}. With "
-                "`quantization`, accept it with `quantization_tolerance`."
+                f"value over {_STEPS} random steps; the tolerance is {largest}."
+            )
+            if quantization is None:
+                raise RuntimeError(message)
+            raise ValueError(
+                f"{message} Export the model without `quantization`, or accept the difference with "
+                "`quantization_tolerance`."
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:

@@ -232,7 +232,8 @@ def _at_each_step(draw, tail, tails):
 
 
 def _by_operations(x):
-    return ops.abs(x[..., ::-1]) * 0.5 + ops.mean(x, axis=-1, keepdims=True)
+    # In this order: to `add` of Keras 3.15 on TensorFlow, a second operand (1, n, 1) is a bias.
+    return ops.mean(x, axis=-1, keepdims=True) + ops.abs(x[..., ::-1]) * 0.5
 
 
 def _merge(draw, tail, tails):

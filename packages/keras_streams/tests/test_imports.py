@@ -9,7 +9,7 @@ import pytest
 import keras_streams
 
 MODULES = sorted(pathlib.Path(keras_streams.__file__).parent.glob("**/*.py"))
-ALLOWED = {"keras_streams", "keras", "numpy", "tensorflow", "jax", "onnx", "tf2onnx"}
+ALLOWED = {"keras_streams", "keras", "numpy", "tensorflow", "jax", "onnx", "onnxruntime", "tf2onnx"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
