@@ -2,9 +2,12 @@
 
 import fnmatch
 import itertools
+import os
 import pathlib
 import statistics
 from typing import Annotated
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share the GPU
 
 import keras
 import typer
@@ -42,7 +45,11 @@ def list_command():
 @app.command()
 def run(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Cases, or patterns such as 'tcn_*'. Default: all.")
+        list[str] | None,
+        typer.Argument(
+            help="Cases, or patterns such as 'tcn_*'. "
+            "Default: all; with options, those that take them."
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Timed steps per variant.")] = None,
     variants: Annotated[
@@ -58,32 +65,39 @@ def run(
 
     KERAS_BACKEND chooses the backend. With JAX on a GPU, memory is the GPU's.
     """
-    folder, known = pathlib.Path(output), [*CASES, *OWN]
+    options = {"--rounds": rounds, "--variants": variants, "--against": against}
+    given = [option for option, value in options.items() if value is not None]
+    known = [*CASES] if given and not names else [*CASES, *OWN]
     found = {pattern: fnmatch.filter(known, pattern) for pattern in names or ["*"]}
     if unknown := [pattern for pattern, matching in found.items() if not matching]:
         raise typer.BadParameter(f"Unknown cases {unknown}. Available: {known}")
     chosen = list(dict.fromkeys(itertools.chain(*found.values())))
-    options = {"--rounds": rounds, "--variants": variants, "--against": against}
-    given = [option for option, value in options.items() if value is not None]
     if given and (own := [name for name in chosen if name in OWN]):
         raise typer.BadParameter(f"{', '.join(own)} have no {' and '.join(given)}.")
+    folder = pathlib.Path(output)
     for name in chosen:
-        stem, results = f"{name}-{keras.backend.backend()}", {"case": name, "machine": machine()}
-        if name in TABLES:
-            stem, path = name, folder / f"{name}.csv"
-            for rows in TABLES[name].missing_rows(read_rows(path)):
-                append_rows(path, rows)
-            results["rows"] = read_rows(path)
-        elif name in OWN:
-            results |= OWN[name].measure()
-        else:
-            results["machine"] |= _products()
-            results |= _results(name, rounds or ROUNDS, variants or [""], against)
-        if name not in TABLES:
-            write_figures(folder / f"{stem}.json", results)
-        table = (OWN[name].markdown if name in OWN else markdown)(results)
-        typer.echo(table)
-        write(folder / f"{stem}.md", table)
+        try:
+            stem = f"{name}-{keras.backend.backend()}"
+            results = {"case": name, "machine": machine()}
+            if name in TABLES:
+                stem, path = name, folder / f"{name}.csv"
+                for rows in TABLES[name].missing_rows(read_rows(path)):
+                    append_rows(path, rows)
+                results["rows"] = read_rows(path)
+            elif name in OWN:
+                results |= OWN[name].measure()
+            else:
+                results["machine"] |= _products()
+                results |= _results(name, rounds or ROUNDS, variants or [""], against)
+            if name not in TABLES:
+                write_figures(folder / f"{stem}.json", results)
+            table = (OWN[name].markdown if name in OWN else markdown)(results)
+            typer.echo(table)
+            write(folder / f"{stem}.md", table)
+        except (SystemExit, ImportError) as error:
+            if names:
+                raise
+            typer.echo(f"{name} is left out: {error}", err=True)
 
 
 def _results(name, rounds, parts, against):
