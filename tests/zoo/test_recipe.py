@@ -98,6 +98,7 @@ def test_wrong_values(option, value):
     [
         ("tcn_seq_mnist", "clip_norm", -1),
         ("tcn_seq_mnist", "clip_norm", 0),
+        ("tcn_seq_mnist", "clip_norm", float("nan")),
         ("tcn_seq_mnist", "weight_decay", -0.1),
         ("tcn_seq_mnist", "weight_decay", "small"),
         ("tcn_seq_mnist", "warmup_steps", -5),

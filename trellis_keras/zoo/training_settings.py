@@ -74,9 +74,9 @@ class Training:
             `learning_rate` or a `keras.optimizers.schedules.CosineDecay`. The `weight_decay` of
             Keras' optimizers applies to kernels only, not to biases and gains.
         schedule: `training.PlateauDecay`, `StepDecay`, `ExponentialDecay` or `ASGDSwitch`.
-            Defaults to None: the learning rate is the optimizer's.
-        stopping: `training.EarlyStopping`. Defaults to None, no early stopping.
-        growth: `training.GrowingDepth`, for language models of TrellisNets. Defaults to None.
+            Defaults to `None`: the learning rate is the optimizer's.
+        stopping: `training.EarlyStopping`. Defaults to `None`, no early stopping.
+        growth: `training.GrowingDepth`, for language models of TrellisNets. Defaults to `None`.
         batch_size: Positive integer, number of rows per batch.
         epochs: Positive integer, maximum number of epochs.
         stream: Dict of the other arguments of the batches. Language models: `sequence_length`, the
@@ -114,7 +114,7 @@ class Training:
         given = {name: value for name, value in limited.items() if value is not None}
         for name, value in (given | dict(self.stream)).items():
             is_number = isinstance(value, numbers.Real)
-            if not is_number or value < 0 or (name == "clip_norm" and value == 0):
+            if not is_number or not value >= 0 or (name == "clip_norm" and value == 0):
                 wanted = "positive" if name == "clip_norm" else "0 or more"
                 raise ValueError(f"`{name}` must be a number, {wanted}. Received: {value!r}")
         if self.schedule is not None and own["decay_steps"]:
