@@ -414,7 +414,11 @@ def export(
         _described("NAME", "litert: int8; c: int8 or int8_rings, ranges from the training data."),
     ] = None,
     quantization_tolerance: Annotated[
-        float, _described("X", "c: largest difference from Keras, in units of the largest output.")
+        float,
+        _described(
+            "X",
+            "With --quantization: largest difference from Keras, in units of the largest output.",
+        ),
     ] = 0.05,
     data_dir: DataDir = None,
     warmup: Annotated[

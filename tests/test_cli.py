@@ -289,7 +289,7 @@ def test_export(command, refused, finished_run, tmp_path):
     assert "already exists" in refused("export", finished_run, path, "--version", "1")
     assert "looks like one version" in refused("export", finished_run, path / "1")
     assert "--format must be" in refused("export", finished_run, tmp_path / "a", "--format", "pb")
-    assert "with format='litert'" in refused("export", finished_run, path, "--quantization", "int8")
+    assert "takes no --quant" in refused("export", finished_run, path, "--quantization", "int8")
     assert [found.name for found in path.iterdir()] == ["1"]
     assert refused("export", finished_run, tmp_path / "a.b", "--format", "c").startswith("`path`")
     assert "is a file of the run" in refused("export", finished_run, finished_run / "checkpoints")

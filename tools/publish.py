@@ -64,8 +64,8 @@ def publish(
     """Evaluate runs on the test split, and write their card and results.
 
     Of several seeds, that with the median validation loss (the lower of two medians; the next one,
-    if its weights are not there) is published with its history and weights, of the others the test
-    results. Weights are published if the data are the zoo's own, no vocabulary of words would have
+    if its weights are not there) is stored with its history and weights, of the others the test
+    results. Weights are stored if the data are the zoo's own, no vocabulary of words would have
     to accompany them, and they take less than 5 MB: in half precision if the test result keeps its
     printed digits, otherwise in single precision.
     """
@@ -204,7 +204,7 @@ def _median(found, without_weights):
 
 
 def _of_a_seed(results):
-    """Returns what is published of the seeds whose weights are not."""
+    """Returns what is stored of the seeds whose weights are not."""
     seed = {"seed": results["recipe"]["arguments"]["seed"]}
     return seed | {name: results[name] for name in _OF_A_SEED if name in results}
 

@@ -230,7 +230,7 @@ def test_weights_that_are_not_the_published_ones(tmp_path, monkeypatch):
     content = json.dumps({"recipe": recipe, "weights_sha256": "0"})
     (tmp_path / "tcn_jsb" / RESULTS).write_text(content)
     (tmp_path / "tcn_jsb" / WEIGHTS).write_bytes(b"others")
-    with pytest.raises(ValueError, match="not the published file"):
+    with pytest.raises(ValueError, match="not the zoo's file"):
         zoo.tcn_jsb(weights="pretrained")
 
 

@@ -119,8 +119,8 @@ def export(
     is_fixed = quantization is not None or representative_data is not None
     if is_fixed or quantization_tolerance != FIXED_TOLERANCE or weights != "code":
         raise ValueError(
-            "`representative_data`, `quantization_tolerance` and `weights` are only for "
-            "format='c', and `quantization` must be None, or 'int8' with format='litert' or 'c'. "
+            "format='saved_model' takes no `quantization`, `quantization_tolerance`, "
+            "`representative_data` and `weights`. "
             f"Received: quantization={quantization!r}, weights={weights!r}, format='saved_model'"
         )
     if keras.backend.backend() != "tensorflow":

@@ -42,8 +42,8 @@ def find(
         weights: `"pretrained"`, or the path of a weights file.
 
     Raises:
-        ValueError: There are no pretrained weights for this model, or the file is missing or
-            differs from the published one.
+        ValueError: If there are no pretrained weights for this model, or the file is missing or
+            differs from the zoo's.
     """
     if weights == "pretrained":
         run = _pretrained(recipe)
@@ -118,7 +118,7 @@ def _pretrained(recipe):
     found, expected = file_checksum(path), run.results.get("weights_sha256")
     if found != expected:
         raise ValueError(
-            f"{path} is not the published file: its checksum is {found}, not {expected}. Reinstall "
+            f"{path} is not the zoo's file: its checksum is {found}, not {expected}. Reinstall "
             "the package, or check out the file again."
         )
     return run
