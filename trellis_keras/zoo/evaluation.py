@@ -37,7 +37,7 @@ def evaluate(
         split: `"train"`, `"valid"` or `"test"`.
         target_counting: For text: `"all"` counts each target once, `"original"` follows the
             authors' code, see `data.TokenStream`.
-        loaded: The result of `recipe.load_data()`. Defaults to None, which loads the data.
+        loaded: The result of `recipe.load_data()`. Defaults to `None`, which loads the data.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
@@ -45,8 +45,10 @@ def evaluate(
         average over: `targets` for text, `frames` for music, otherwise `sequences`.
 
     Raises:
-        ValueError: An unknown split or counting, changed data, or a damaged file.
-        FileNotFoundError: There is no run, it has not finished an epoch, or the data are missing.
+        ValueError: If the split or the counting is unknown, the data have changed, or a file
+            is damaged.
+        FileNotFoundError: If there is no run, it has not finished an epoch, or the data are
+            missing.
     """
     check_choice("split", split, SPLITS)
     model = model if isinstance(model, keras.Model) else load_best(model)

@@ -38,9 +38,9 @@ def from_preset(
         The model. A zoo model is compiled; compile any other model before training it.
 
     Raises:
-        ValueError: There is no such preset, its files are damaged, or its backbone cannot return
+        ValueError: If there is no such preset, its files are damaged, or its backbone cannot return
             only the last step.
-        ImportError: `huggingface_hub` is not installed, and the preset starts with `"hf://"`.
+        ImportError: If `huggingface_hub` is not installed, and the preset starts with `"hf://"`.
 
     Examples:
 

@@ -41,13 +41,13 @@ class Entry:
         data_options: Published options of the data set. `zoo.recipe` takes them like the
             arguments; an option that is also an argument is passed to both.
         metric: Name of the published metric.
-        metrics: Function that returns the metrics of a sequence model. Defaults to None, the
+        metrics: Function that returns the metrics of a sequence model. Defaults to `None`, the
             model's default metrics.
-        channels: Number of input channels. Defaults to None, a language model.
+        channels: Number of input channels. Defaults to `None`, a language model.
         training: `Training` of the published recipe, or a function that returns it: the variables
             of its optimizer are then created when they are needed, not when the model is
             registered.
-        fast: The same for `setting="fast"`. Defaults to None, no such setting.
+        fast: The same for `setting="fast"`. Defaults to `None`, no such setting.
         fast_arguments: {argument: value} of `setting="fast"` where it differs from the function's
             default, such as initial biases.
     """
@@ -123,7 +123,8 @@ class Recipe:
         metric: Name of the published metric.
         dtype_policy: Keras' dtype policy of all layers, or None for
             `keras.config.dtype_policy()`.
-        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
+        jit_compile: Boolean, whether to compile training with XLA. Defaults to `None`, an automatic
+            choice.
     """
 
     entry: Entry = dataclasses.field(repr=False)
@@ -174,7 +175,7 @@ class Recipe:
         `stateful=True` sets `context_length=0`, because the state is the context.
 
         Raises:
-            ValueError: An unknown option, an invalid value, or inconsistent options.
+            ValueError: If an option is unknown, a value invalid, or options are inconsistent.
         """
         if not options:
             return self
@@ -269,7 +270,7 @@ class Recipe:
         """Returns the compiled model.
 
         Args:
-            weights: `"pretrained"`, or path of a weights file. Defaults to None, initial weights.
+            weights: `"pretrained"`, or path of a weights file. Defaults to `None`, initial weights.
             vocabulary: `Vocabulary` to save with a language model. It sets `vocabulary_size`.
         """
         path = None
@@ -315,8 +316,8 @@ class Recipe:
         """Loads the data set, a `Dataset`.
 
         Raises:
-            ValueError: The data have the wrong kind, or a checksum other than `data_checksum`.
-            FileNotFoundError: A file is missing.
+            ValueError: If the data have the wrong kind, or a checksum other than `data_checksum`.
+            FileNotFoundError: If a file is missing.
         """
         loaded = datasets.load(self.data, self.data_dir, **self.data_options)
         if (loaded.vocabulary is not None) != self.reads_text or not loaded.sizes["train"]:
@@ -348,9 +349,9 @@ class Recipe:
                 belong to its vocabulary.
             target_counting: For text: `"all"`, or `"original"` to follow the authors' code,
                 see `data.TokenStream`.
-            shuffle: Whether to read separate sequences in a new order in each epoch, which needs
-                the callback `data.EpochOrder`, and to augment them by `training.stream`.
-                Text is always read in order.
+            shuffle: Boolean, whether to read separate sequences in a new order in each epoch, which
+                needs the callback `data.EpochOrder`, and to augment them by `training.stream`. Text
+                is always read in order.
         """
         batch_size, options = self.training.batch_size, self.training.stream
         if self.reads_text:
@@ -444,8 +445,8 @@ def register(**fields: Any) -> Callable[[Callable], Callable[..., keras.Model]]:
         **fields: The attributes of `Entry` besides `function`.
 
     Raises:
-        ValueError: A model with this name already exists, an argument has no default, or there is
-            no argument `seed`.
+        ValueError: If a model with this name already exists, an argument has no default, or there
+            is no argument `seed`.
     """
 
     def decorator(function):
@@ -493,7 +494,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
     Args:
         pattern: Shell-style pattern, for example `"trellisnet_*"`.
-        pretrained: Whether to list only the models with pretrained weights.
+        pretrained: Boolean, whether to list only the models with pretrained weights.
     """
     names = fnmatch.filter(_ENTRIES, pattern)
     if pretrained:
@@ -514,7 +515,7 @@ def recipe(name: str, /, **options: Any) -> Recipe:
             instead of the paper's.
 
     Raises:
-        ValueError: An unknown name or option, an invalid value, or inconsistent options.
+        ValueError: If a name or option is unknown, a value invalid, or options are inconsistent.
 
     Examples:
 
@@ -556,7 +557,7 @@ def run_recipe(name: str, variant: str = "", /, **options: Any) -> Recipe:
         **options: Values that differ from the run's, as in `recipe`.
 
     Raises:
-        ValueError: There is no such run, or another one has these options.
+        ValueError: If there is no such run, or another one has these options.
     """
     _entry(name)
     own = {run.variant: run for run in results.all_runs() if run.model == name}

@@ -116,7 +116,7 @@ def assets_folder() -> pathlib.Path:
     (a checkout or an editable install), `_assets/` inside it (an installed wheel).
 
     Raises:
-        FileNotFoundError: TRELLIS_KERAS_ZOO is not a folder, or no folder was found.
+        FileNotFoundError: If TRELLIS_KERAS_ZOO is not a folder, or no folder was found.
     """
     named = os.environ.get("TRELLIS_KERAS_ZOO")
     if named is not None:

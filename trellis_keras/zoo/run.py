@@ -91,8 +91,8 @@ def is_finished(folder: str | os.PathLike) -> bool:
     """Returns whether the run has finished its last epoch, or was stopped by its rule.
 
     Raises:
-        FileNotFoundError: There is no run.
-        ValueError: Its recipe or its checkpoint cannot be read.
+        FileNotFoundError: If there is no run.
+        ValueError: If its recipe or its checkpoint cannot be read.
     """
     epochs = read_recipe(folder).training.epochs
     state = saved_state(folder)
@@ -149,8 +149,8 @@ def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel
     """Returns the best model of the run in `folder`, uncompiled.
 
     Raises:
-        FileNotFoundError: There is no run, or it has not finished an epoch.
-        ValueError: The model's file is damaged, or does not hold a model of the class `kind`.
+        FileNotFoundError: If there is no run, or it has not finished an epoch.
+        ValueError: If the model's file is damaged, or does not hold a model of the class `kind`.
     """
     path = _path(folder, BEST)
     if not path.is_file():

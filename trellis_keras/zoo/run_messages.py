@@ -74,8 +74,8 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
     """Adds to an error the last checkpoint of the run and the command that resumes it.
 
     Raises:
-        FloatingPointError: The training has diverged.
-        OSError: A file could not be written or read, including TensorFlow's own errors.
+        FloatingPointError: If the training has diverged.
+        OSError: If a file could not be written or read, including TensorFlow's own errors.
     """
     try:
         yield

@@ -212,11 +212,11 @@ def tcn_adding() -> None:
             channels of a row (the paper).
         activation: `"relu"`, or `"glu"` for the gated network of Table 5, which has nearly twice
             the parameters at the same width.
-        seed: Integer, seed of weights, dropouts and the order of sequences. Defaults to 0; None
+        seed: Integer, seed of weights, dropouts and the order of sequences. Defaults to `0`; None
             draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Boolean, whether training is compiled by XLA. Defaults to None, automatic.
+        jit_compile: Boolean, whether training is compiled by XLA. Defaults to `None`, automatic.
 
     Returns:
         A compiled `SequenceRegressor`.

@@ -66,31 +66,31 @@ def train(
             `training.Checkpoint`).
         gradient_norms: Integer, number of batches on which to measure gradient norms after each
             epoch (see `training.GradientNorms`), by block, layer or cell, for TensorBoard and
-            `history.csv`. Defaults to 0, no measurement. This and the next three do not affect
+            `history.csv`. Defaults to `0`, no measurement. This and the next three do not affect
             training, and may differ when a run is resumed.
         sample_length: Integer, number of tokens that a language model samples for TensorBoard after
             each epoch (see `training.TextSamples`), continuing the start of the validation text.
-            Defaults to 0, no samples.
-        graph: Whether to write the model's graph for TensorBoard before training starts (on
-            TensorFlow).
+            Defaults to `0`, no samples.
+        graph: Boolean, whether to write the model's graph for TensorBoard before training starts
+            (on TensorFlow).
         profile: (first, last) training batch to profile for TensorBoard, counted from 1 in this
-            process. Defaults to None, no profile.
+            process. Defaults to `None`, no profile.
         max_minutes: Time limit, before which training stops, even within an epoch (see
-            `training.TimeLimit`); the next call resumes. Defaults to None, no limit.
+            `training.TimeLimit`); the next call resumes. Defaults to `None`, no limit.
         save_minutes: Minutes between checkpoints within an epoch. With None there are checkpoints
-            only after epochs, and `max_minutes` stops training after an epoch. Defaults to 10.
+            only after epochs, and `max_minutes` stops training after an epoch. Defaults to `10`.
         devices: Positive integer, number of devices on this machine among which the rows of a
-            batch are divided. It may differ when a run is resumed. Defaults to None, one device,
+            batch are divided. It may differ when a run is resumed. Defaults to `None`, one device,
             or, with several processes, all devices of each.
 
     Returns:
         The trained model.
 
     Raises:
-        ValueError: The folder cannot be written to, is in use, or contains a run with another
+        ValueError: If the folder cannot be written to, is in use, or contains a run with another
             recipe; or the data, the devices or another argument are wrong.
-        FloatingPointError: The loss is no longer finite. Nothing from that epoch was saved.
-        OSError: A file could not be written, or the data could not be read. The run resumes from
+        FloatingPointError: If the loss is no longer finite. Nothing from that epoch was saved.
+        OSError: If a file could not be written, or the data could not be read. The run resumes from
             the last checkpoint.
 
     Example:

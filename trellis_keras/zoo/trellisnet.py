@@ -110,7 +110,8 @@ def trellisnet_ptb(
         groups: Positive integer, number of equally wide groups of a mixed-group kernel. Defaults to
             None, a dense kernel.
         weight_norm: Boolean, whether the kernels are weight-normalized.
-        experts: Positive integer, number of softmaxes of a mixture. Defaults to None, one softmax.
+        experts: Positive integer, number of softmaxes of a mixture. Defaults to `None`, one
+            softmax.
         cutoffs: Tuple of integers, first word of each tail of an adaptive softmax (see
             `layers.AdaptiveSoftmax`), with words sorted by decreasing frequency; `()` is a full
             softmax.
@@ -129,11 +130,12 @@ def trellisnet_ptb(
         rematerialize: Boolean, whether the backward pass recomputes activations, which saves
             memory.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Integer, seed of weights and dropouts. Defaults to 0; None draws a new one each time.
+        seed: Integer, seed of weights and dropouts. Defaults to `0`; None draws a new one each
+            time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Boolean, whether training is compiled by XLA. Defaults to None, automatic.
+        jit_compile: Boolean, whether training is compiled by XLA. Defaults to `None`, automatic.
 
     Returns:
         A compiled `LanguageModel`.
@@ -441,7 +443,7 @@ def trellisnet_seq_mnist(
         dilations: Tuple of integers, dilation rate of each level.
         input_dropout, output_dropout: Floats, element-wise dropout rates.
         hidden_dropout: Float, variational dropout rate of h in the convolution.
-        seed: Integer, seed of weights, dropouts and the order of the images. Defaults to 0; None
+        seed: Integer, seed of weights, dropouts and the order of the images. Defaults to `0`; None
             draws a new one each time.
 
     Other arguments are as in `trellisnet_ptb`.

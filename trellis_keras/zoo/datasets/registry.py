@@ -148,7 +148,8 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `split`: Three fractions of the text for training, validation and test, in this order.
       Defaults to the published split of `"char_ptb"`, else to `(0.9, 0.05, 0.05)`.
     - `first`: Integer, number of tokens to use from the start of the text. Defaults to all.
-    - `train_fraction`: Float, fraction of the training split to use, from its start. Defaults to 1.
+    - `train_fraction`: Float, fraction of the training split to use, from its start. Defaults
+      to `1`.
 
     - `files` (only `"char_ptb"`): `"all"` to split the three files joined, 5.9 million characters,
       or `"train"` to split the training file alone, 5.06 million. Defaults to `"all"`.
