@@ -32,7 +32,8 @@ def from_preset(
         num_classes: Positive integer to get a `SequenceClassifier` for whole sequences, with the
             preset's backbone (and, for a language model, its embedding) and a new head. Defaults to
             `None`, the preset's own model.
-        **options: Other arguments of the `SequenceClassifier`, such as `class_names`.
+        **options: Other arguments of the `SequenceClassifier`, such as `class_names`, except
+            `embedding` and `normalize`, which are the preset's.
 
     Returns:
         The model. A zoo model is compiled; compile any other model before training it.
