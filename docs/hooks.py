@@ -47,7 +47,7 @@ REFERENCE = {
                 "trellis_keras.zoo.lru",
             ),
             "trellis_keras.zoo.train_run:train",
-            "trellis_keras.zoo.evaluation",
+            "trellis_keras.zoo.evaluation:evaluate,evaluate_dynamic,evaluate_cache",
             "trellis_keras.zoo.run:load_best",
             "trellis_keras.zoo.datasets",
         ],
