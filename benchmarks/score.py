@@ -1,4 +1,4 @@
-"""Time and memory of scoring a text file of one gigabyte.
+"""Time and memory of scoring a large text file, by default of one gigabyte.
 
 `python -m benchmarks.score` writes a text of random words, scores it with a small character model
 (with random weights, which cost the same), and prints the figures as JSON. The text and the scores
