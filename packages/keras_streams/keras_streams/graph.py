@@ -25,7 +25,10 @@ def of_any_rank(*names: str) -> tuple[type, ...]:
 
 
 # Layers of Keras that are taken as the operations of their `call`, too.
-_OF_OPERATIONS = of_any_rank("ZeroPadding{}D", "Cropping{}D", "UpSampling{}D", "Permute")
+_OF_OPERATIONS = (
+    *of_any_rank("ZeroPadding{}D", "Cropping{}D", "UpSampling{}D"),
+    keras.layers.Permute,
+)
 CONCATENATIONS = keras.layers.Concatenate, Concatenate
 
 

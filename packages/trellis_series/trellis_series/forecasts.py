@@ -133,14 +133,13 @@ class Forecasts:
             group[1] = group[1] + fitting.moments
             fitting.moments = None  # megabytes
             fittings.append(fitting)
-        if self.season is not None:
-            short = sum(fitting.season not in self._candidates for fitting in fittings)
-            if short:
-                warnings.warn(
-                    f"{short:,} of {len(fittings):,} series are shorter than two seasons of "
-                    f"{self.season[0]} steps, and are forecast without a season.",
-                    stacklevel=3,
-                )
+        short = sum(fitting.season not in self._candidates for fitting in fittings)
+        if self.season is not None and short:
+            warnings.warn(
+                f"{short:,} of {len(fittings):,} series are shorter than two seasons of "
+                f"{self.season[0]} steps, and are forecast without a season.",
+                stacklevel=3,
+            )
         for fitting in fittings:
             count, sums = shared[fitting.group]
             if count > 1:
