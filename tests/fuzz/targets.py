@@ -197,10 +197,10 @@ def results(folder):
     path = folder / "some_model" / RESULTS
     with mock.patch.dict(os.environ, {"TRELLIS_KERAS_ZOO": str(folder)}):
         inputs = either(damaged_json([document]), damaged([json.dumps(document).encode()]))
-        own = zoo.recipe("tcn_adding", T=200)
+        own = zoo.recipe("tcn_adding", T=200).to_dict()
 
         def load():
-            if any(run.model == own.name for run in zoo.results.all_runs()):  # else: of no model
+            if any(run.model == own["name"] for run in zoo.results.all_runs()):  # else: of no model
                 zoo.pretrained._pretrained(own)
 
         yield Target(path, inputs, load)
