@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks import cases, cortex_m
 from benchmarks.results import ROUNDS, heading
 from keras_streams import compiled_step
-from keras_streams.c import fixed_source, proven_source
-from keras_streams.compiled import write_source
+from keras_streams.c_export import fixed_source, proven_source
+from keras_streams.native_stream import write_source
 from keras_streams.xla import compile_xla
 from trellis_keras import zoo
 from trellis_keras.export import export, native

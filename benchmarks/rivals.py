@@ -105,7 +105,7 @@ class OursInC(OursTensorFlow):
     """trellis_keras' TCN, stepped by `export.native`."""
 
     def reset(self):
-        from keras_streams.c import proven_source
+        from keras_streams.c_export import proven_source
         from trellis_keras.export import native
 
         self.stream = native(self.model)

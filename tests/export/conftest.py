@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from keras_streams import compiled
+from keras_streams import native_stream
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -14,6 +14,6 @@ def cache_folder(tmp_path_factory):
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         patch.setenv("ZIG_GLOBAL_CACHE_DIR", os.path.join(home, "zig"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        options = [option.replace("-O3", "-O1") for option in compiled.OPTIONS]
-        patch.setattr(compiled, "OPTIONS", options)
+        options = [option.replace("-O3", "-O1") for option in native_stream.OPTIONS]
+        patch.setattr(native_stream, "OPTIONS", options)
         yield

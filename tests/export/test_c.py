@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_streams import compiled
-from keras_streams.c import keras_steps, proven_source
+from keras_streams import native_stream
+from keras_streams.c_export import keras_steps, proven_source
 from tests.export.nets import CHANNELS, GRAPHS, classifier, graph, language_model, random_net
 from trellis_keras import zoo
 from trellis_keras.export import export
@@ -61,7 +61,7 @@ def assert_clean(source, folder, compiler=("gcc",)):
     """No warnings, the stated size of the state is right, and the sanitizers find nothing."""
     if shutil.which(compiler[0]) is None:
         return
-    compiled.write_source(source, folder)
+    native_stream.write_source(source, folder)
     (folder / "main.c").write_text(RUN)
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover"]
     options = sanitizers if compiler == ("gcc",) else ["-O2"]
@@ -94,7 +94,7 @@ def test_language_models_equal_keras(head, tie_embeddings, tmp_path):
     assert_clean(source, tmp_path)
     # A tied matrix is stored once.
     assert source.weight_bytes <= 4 * model.count_params() + 200
-    stream = compiled.NativeStream(source)
+    stream = native_stream.NativeStream(source)
     stream._step(stream._at[0], 9, stream._at[2])
     assert np.all(np.isnan(stream._y))  # the C function has no other way to refuse a token
 
@@ -128,7 +128,7 @@ SLOW = {f"net {seed}" for seed in (4, 5, 7, *range(8, 200))}
 def test_nets_equal_keras(name, tmp_path):
     source, *_ = proven_source(NETS[name](), "model")
     assert_clean(source, tmp_path)
-    if name == "classifier" and compiled.has_zig():
+    if name == "classifier" and native_stream.has_zig():
         assert_clean(source, tmp_path, ZIG)
 
 
@@ -145,7 +145,7 @@ def test_the_same_model_gives_the_same_file(tmp_path):
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    for module in ("keras_streams.compiled", "keras_streams.c"):
+    for module in ("keras_streams.native_stream", "keras_streams.c_export"):
         monkeypatch.setattr(f"{module}.find_compiler", lambda: None)
 
 
@@ -178,7 +178,7 @@ def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):
     def wrong(model, x):
         return keras_steps(model, x) * 1.001
 
-    monkeypatch.setattr("keras_streams.c.keras_steps", wrong)
+    monkeypatch.setattr("keras_streams.c_export.keras_steps", wrong)
     with pytest.raises(RuntimeError, match="differs from Keras by 1.0e-03"):
         export(classifier(), tmp_path / "model.c", format="c")
     assert not list(tmp_path.iterdir())

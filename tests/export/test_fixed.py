@@ -10,9 +10,9 @@ import pytest
 from keras import layers, ops
 
 from benchmarks import cortex_m
-from keras_streams import compiled, to_stream
-from keras_streams.c import fixed_source, keras_steps
-from keras_streams.exported import exported_stream
+from keras_streams import native_stream, to_stream
+from keras_streams.c_export import fixed_source, keras_steps
+from keras_streams.exported_stream import exported_stream
 from tests.export.nets import CHANNELS, classifier, graph, language_model, random_net
 from tests.export.test_c import GCC, compile_c
 from trellis_keras.export import export, native
@@ -51,7 +51,7 @@ def test_random_nets_are_close_to_keras(seed, tmp_path):
     source = fixed_source(random_net(seed), "net", "int8", X, **options)
     assert stated_difference(source) < (0.005 if seed in QUICK else 0.01)
     if shutil.which("gcc"):
-        compiled.write_source(source, tmp_path)
+        native_stream.write_source(source, tmp_path)
         compile_c(tmp_path, "-c", files=["net.c"])
 
 

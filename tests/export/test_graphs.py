@@ -9,7 +9,7 @@ import pytest
 from keras import layers, ops
 
 from keras_streams import to_stream
-from keras_streams.c import proven_source
+from keras_streams.c_export import proven_source
 from tests.export.nets import draw
 from tests.export.test_c import GCC, ZIG
 from trellis_keras.export import export, native

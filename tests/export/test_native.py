@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_streams.c import keras_steps
+from keras_streams.c_export import keras_steps
 from tests.export.nets import CHANNELS, classifier, language_model
 from trellis_keras.export import native
 from trellis_keras.layers import TCN
@@ -82,7 +82,7 @@ def test_missing_values_reach_the_outputs_that_depend_on_them():
 
 
 def test_a_missing_compiler_is_named(model, monkeypatch):
-    monkeypatch.setattr("keras_streams.c.find_compiler", lambda: None)
+    monkeypatch.setattr("keras_streams.c_export.find_compiler", lambda: None)
     with pytest.raises(ImportError, match="pip install ziglang, or use .*compiled_step"):
         native(model)
 

@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from keras_streams.c import keras_steps
+from keras_streams.c_export import keras_steps
 from tests.export.nets import CHANNELS, classifier, language_model
 from trellis_keras.export import export
 

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.c import FIXED_TOLERANCE, native
+from keras_streams.c_export import FIXED_TOLERANCE, native
 from keras_streams.exporter import SUFFIXES, write_step
 from keras_streams.graph_stream import GraphStream, to_stream
 from trellis_keras import kernels

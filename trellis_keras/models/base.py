@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams import to_stream
-from keras_streams.exported import ExportedStream
+from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras._keras_internals import save_to_file
 from trellis_keras.files import atomic_folder

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.exported import ExportedStream
+from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import at_least_float32, check_shape
 from trellis_keras._keras_internals import all_layers, no_automatic_dependency_tracking
 from trellis_keras.layers.checks import check_choice, check_positive, check_rates

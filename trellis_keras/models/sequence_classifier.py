@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.exported import ExportedStream
+from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import check_built
 from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.models.base import BackboneModel, check_rank

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.exported import ExportedStream
+from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import at_least_float32
 from trellis_keras._keras_internals import all_layers, set_loss_dtype
 from trellis_keras.layers.checks import check_rates

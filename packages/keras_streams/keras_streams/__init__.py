@@ -1,9 +1,9 @@
 """Any causal Keras model, one sample at a time."""
 
-from keras_streams.c import native
+from keras_streams.c_export import native
+from keras_streams.compiled_steps import PackedCache, compiled_step
 from keras_streams.exporter import export
 from keras_streams.graph_stream import GraphStream, to_stream
-from keras_streams.packed_cache import PackedCache, compiled_step
 from keras_streams.protocol import StreamingMixin
 
 __version__ = "0.1.0"

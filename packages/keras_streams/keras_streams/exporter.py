@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.c import (
+from keras_streams.c_export import (
     FIXED_TOLERANCE,
     check_finite,
     check_options,
@@ -19,7 +19,7 @@ from keras_streams.c import (
     write_c,
 )
 from keras_streams.endpoints import Endpoint, graph_endpoints, write_archive
-from keras_streams.exported import exported_stream
+from keras_streams.exported_stream import exported_stream
 from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.wasm import write_wasm

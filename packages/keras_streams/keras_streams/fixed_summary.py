@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_streams.compiled import FixedStream
 from keras_streams.fixed_formats import HUGE, FixedProgram, simulate
 from keras_streams.fixed_maps import SIZES
 from keras_streams.fixed_point import print_fixed
+from keras_streams.native_stream import FixedStream
 
 
 def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:

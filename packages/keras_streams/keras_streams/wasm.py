@@ -10,11 +10,11 @@ import tempfile
 import keras
 import numpy as np
 
-from keras_streams.c import check_equal, proven_source
+from keras_streams.c_export import check_equal, proven_source
 from keras_streams.c_source import Source, comment_text
-from keras_streams.compiled import OPTIONS, ZIG, build, has_zig
-from keras_streams.exported import exported_stream
+from keras_streams.exported_stream import exported_stream
 from keras_streams.files import check_output, filled_template, write_files
+from keras_streams.native_stream import OPTIONS, ZIG, build, has_zig
 
 
 def write_wasm(

@@ -6,8 +6,8 @@ import pytest
 from keras import layers, ops
 
 from keras_streams import passes
-from keras_streams.c import step_program
-from keras_streams.exported import exported_stream
+from keras_streams.c_export import step_program
+from keras_streams.exported_stream import exported_stream
 
 pytestmark = pytest.mark.both_backends
 

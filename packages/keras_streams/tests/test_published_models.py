@@ -7,9 +7,9 @@ from keras import layers, ops
 from streams import outputs_of
 
 from keras_streams import to_stream
-from keras_streams.c import fixed_source, proven_source
-from keras_streams.compiled import find_compiler
-from keras_streams.exported import exported_stream
+from keras_streams.c_export import fixed_source, proven_source
+from keras_streams.exported_stream import exported_stream
+from keras_streams.native_stream import find_compiler
 
 pytestmark = pytest.mark.both_backends(slow=True)
 

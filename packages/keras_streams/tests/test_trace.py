@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_streams.c import c_source, proven_source
-from keras_streams.compiled import find_compiler
-from keras_streams.exported import exported_stream
+from keras_streams.c_export import c_source, proven_source
+from keras_streams.exported_stream import exported_stream
+from keras_streams.native_stream import find_compiler
 
 pytestmark = pytest.mark.both_backends
 

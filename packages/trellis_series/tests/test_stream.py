@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from keras_streams import compiled_step
-from keras_streams.c import native
+from keras_streams.c_export import native
 from trellis_series import Forecasts
 
 pytestmark = pytest.mark.both_backends

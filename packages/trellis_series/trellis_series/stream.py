@@ -10,8 +10,8 @@ import numpy as np
 from keras import ops
 
 from keras_streams import StreamingMixin
-from keras_streams.c import write_c
-from keras_streams.exported import ExportedStream
+from keras_streams.c_export import write_c
+from keras_streams.exported_stream import ExportedStream
 from trellis_keras.files import atomic_folder
 from trellis_keras.types import Cache, Tensor
 from trellis_series import smoothing

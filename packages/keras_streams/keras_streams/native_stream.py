@@ -1,4 +1,4 @@
-"""Compiles C and calls it through `ctypes`."""
+"""Streams of machine code: compiles C and calls it through `ctypes`."""
 
 import ctypes
 import functools

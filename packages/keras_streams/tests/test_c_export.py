@@ -8,10 +8,10 @@ import pytest
 from keras import layers, ops
 from random_graphs import noise
 
-from keras_streams import StreamingMixin, c, to_stream
-from keras_streams.compiled import FixedStream, NativeStream, find_compiler, write_source
-from keras_streams.exported import exported_stream
+from keras_streams import StreamingMixin, c_export, to_stream
+from keras_streams.exported_stream import exported_stream
 from keras_streams.lower import lower
+from keras_streams.native_stream import FixedStream, NativeStream, find_compiler, write_source
 from keras_streams.trace import Trace, recorded
 
 pytestmark = [
@@ -27,7 +27,7 @@ def test_infinite_and_large_numbers_are_those_of_keras():
 
     x = keras.Input((None, 1))
     model = keras.Model(x, list(functions(x)))
-    stream = NativeStream(c.c_source(exported_stream(model), "net"))
+    stream = NativeStream(c_export.c_source(exported_stream(model), "net"))
     for value in (-np.inf, -1e30, -100, -87, 88.3, 88.7, 89, 1e30, np.inf, np.nan):
         value = np.float32(value)
         wanted = [np.ravel(y)[0] for y in model(np.full((1, 1, 1), value))]
@@ -36,9 +36,9 @@ def test_infinite_and_large_numbers_are_those_of_keras():
 
 def check(model, x=None, **options):
     """Proves a model's C code and integers; x are representative inputs (steps, channels)."""
-    c.proven_source(model, "net")
+    c_export.proven_source(model, "net")
     x = noise(40, model.inputs[0].shape[-1]) if x is None else x
-    c.fixed_source(model, "net", "int8", x, **options)
+    c_export.fixed_source(model, "net", "int8", x, **options)
 
 
 def test_adapted_normalization_has_a_count_among_its_weights():
@@ -135,7 +135,7 @@ def counted(function, start=0):
 )
 def test_operations_that_c_would_change_are_refused(function):
     with pytest.raises(ValueError, match="has no C code"):
-        c.proven_source(counted(function), "net")
+        c_export.proven_source(counted(function), "net")
 
 
 def test_slices_from_a_variable_index_are_refused():
@@ -155,7 +155,7 @@ def test_counts_beyond_the_integers_of_floats():
     def function(x, n):
         return x + ops.cast((n // 3) % 7 + (-n // 5) % 3, x.dtype)
 
-    c.proven_source(counted(function, 2**24), "net")
+    c_export.proven_source(counted(function, 2**24), "net")
 
 
 @pytest.mark.parametrize("masked", [-np.inf, -1e30])
@@ -163,18 +163,18 @@ def test_numbers_that_are_no_integers_beside_integers(masked):
     def function(x, n):
         return ops.clip(x + ops.where(n % 3 > 0, 0.0, masked) * 2, -9.0, 9.0)
 
-    c.proven_source(counted(function), "net")
+    c_export.proven_source(counted(function), "net")
     if masked == -np.inf:
-        c.fixed_source(counted(function), "net", "int8", noise(40, 1))
+        c_export.fixed_source(counted(function), "net", "int8", noise(40, 1))
 
 
 def test_a_count_times_a_large_number_is_a_float():
-    c.proven_source(counted(lambda x, n: x + 1e-17 * (1e17 * ops.cast(n, x.dtype))), "net")
+    c_export.proven_source(counted(lambda x, n: x + 1e-17 * (1e17 * ops.cast(n, x.dtype))), "net")
 
 
 def test_missing_inputs_of_integers_saturate():
     model = keras.Sequential([keras.Input((None, 1)), layers.Dense(1)])
-    stream = FixedStream(c.fixed_source(model, "net", "int8", noise(40, 1)))
+    stream = FixedStream(c_export.fixed_source(model, "net", "int8", noise(40, 1)))
     np.testing.assert_array_equal(stream.step([np.nan]), stream.step([-1e9]))
 
 
@@ -183,8 +183,8 @@ def test_a_stream_is_exported_with_its_example():
     y = layers.Conv1D(3, 3, padding="same", kernel_initializer="ones")(x)
     model = keras.Model(x, ops.log(y))
     with pytest.raises(ValueError, match="not finite.*example=x"):  # though it has a delay
-        c.proven_source(model, "net")
-    c.proven_source(to_stream(model, example=np.abs(noise(1, 50, 2))), "net")
+        c_export.proven_source(model, "net")
+    c_export.proven_source(to_stream(model, example=np.abs(noise(1, 50, 2))), "net")
 
 
 def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
@@ -192,21 +192,21 @@ def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
     model = keras.Sequential([keras.Input((None, 3)), layers.GRU(4), layers.Dense(2)])
     proven = []
     monkeypatch.setattr(
-        c, "NativeStream", lambda source: proven.append(source) or NativeStream(source)
+        c_export, "NativeStream", lambda source: proven.append(source) or NativeStream(source)
     )
     for weights in ("code", "file"):
-        path = c.write_c(model, tmp_path / f"{weights}.c", weights=weights)
+        path = c_export.write_c(model, tmp_path / f"{weights}.c", weights=weights)
         assert path.read_text() == proven[-1].code
     assert path.with_suffix(".bin").read_bytes() == proven[-1].weights
 
 
 def test_program_for_another_machine_finds_a_step_that_is_nan(tmp_path):
     model = keras.Sequential([keras.Input((None, 1)), layers.Dense(1)])
-    source, x, expected = c.proven_source(model, "net")
+    source, x, expected = c_export.proven_source(model, "net")
     write_source(source, tmp_path)
     for missing, code in ((None, 0), (3, 1)):
         wanted = np.where(np.arange(len(x))[:, None] == missing, np.nan, expected)
-        (tmp_path / "net_test.c").write_text(c._test_program(source, x, wanted))
+        (tmp_path / "net_test.c").write_text(c_export._test_program(source, x, wanted))
         files = "net.c", "net_test.c", "-lm", "-o", "net"
         subprocess.run([*find_compiler(), *files], cwd=tmp_path, check=True)
         assert subprocess.run([tmp_path / "net"], capture_output=True).returncode == code
@@ -218,7 +218,7 @@ def test_equal_layers_are_one_function():
         for i in range(depth):
             z = layers.Conv1D(4, 3, dilation_rate=2**i, padding="causal", activation="relu")(y)
             y = layers.Add()([y, layers.Conv1D(4, 3, padding="causal")(z)])
-        source, *_ = c.proven_source(keras.Model(x, y), "net")
+        source, *_ = c_export.proven_source(keras.Model(x, y), "net")
         (_, model) = source.code.split("/* The model */")
         return model.count("convolution_4("), model.count("each_"), model.count("memcpy(")
 

@@ -14,12 +14,12 @@ from keras import ops
 
 from keras_streams import lower, passes, trace
 from keras_streams.c_source import Printer, Source, comment_text, table_text
-from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
-from keras_streams.exported import ExportedStream, exported_stream
+from keras_streams.exported_stream import ExportedStream, exported_stream
 from keras_streams.files import check_output, filled_template, write_files
 from keras_streams.fixed_point import print_fixed, quantize
 from keras_streams.fixed_summary import layer_table
 from keras_streams.graph import functional_of
+from keras_streams.native_stream import FixedStream, NativeStream, find_compiler, source_files
 from keras_streams.protocol import all_layers
 from keras_streams.xla import compile_xla
 

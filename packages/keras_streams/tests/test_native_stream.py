@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_streams import compiled
-from keras_streams.c import c_source
-from keras_streams.compiled import NativeStream, compile_library, find_compiler
-from keras_streams.exported import exported_stream
+from keras_streams import native_stream
+from keras_streams.c_export import c_source
+from keras_streams.exported_stream import exported_stream
+from keras_streams.native_stream import NativeStream, compile_library, find_compiler
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and permissions")
@@ -49,7 +49,7 @@ def is_right(source):
 def test_a_library_is_compiled_once(source, cache, monkeypatch):
     library = compile_library(source)
     assert library.parent == cache and is_right(source)
-    monkeypatch.setattr(compiled, "build", None)
+    monkeypatch.setattr(native_stream, "build", None)
     assert compile_library(source) == library
     if os.name == "posix":
         assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o600}
@@ -92,10 +92,12 @@ def test_without_a_cache_folder_a_private_one_is_used(source, monkeypatch, tmp_p
 
 def test_another_processor_or_compiler_has_a_library_of_its_own(source, monkeypatch):
     library = compile_library(source)
-    options, macros = compiled._target(tuple(find_compiler()))
+    options, macros = native_stream._target(tuple(find_compiler()))
     assert "__VERSION__" in macros
     for change in ("#define __AVX9000__ 1\n", '#define __VERSION__ "99"\n'):
-        monkeypatch.setattr(compiled, "_target", lambda _, more=change: (options, macros + more))
+        monkeypatch.setattr(
+            native_stream, "_target", lambda _, more=change: (options, macros + more)
+        )
         assert compile_library(source) != library
 
 
@@ -119,13 +121,13 @@ def test_the_path_of_a_compiler_may_have_spaces(source, tmp_path, monkeypatch):
         assert is_right(source)
 
 
-@pytest.mark.skipif(not compiled.has_zig(), reason="needs ziglang")
+@pytest.mark.skipif(not native_stream.has_zig(), reason="needs ziglang")
 def test_compilers_do_not_fuse_products_and_sums(monkeypatch):
     """Fused, x * y + z is rounded once."""
     rng = np.random.default_rng(0)
     source = dense(rng.normal(size=(64, 64)), rng.normal(size=64))
     x = rng.normal(size=64).astype("float32")
     wanted = NativeStream(source).step(x)
-    monkeypatch.setenv("CC", " ".join(map(str, compiled.ZIG)))
+    monkeypatch.setenv("CC", " ".join(map(str, native_stream.ZIG)))
     assert pathlib.Path(find_compiler()[0]).exists()
     np.testing.assert_array_equal(NativeStream(source).step(x), wanted)
