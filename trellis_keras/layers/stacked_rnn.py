@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.parts import RATES_LOCK, cell_step, take, without_dropout
+from keras_streams.parts import RATES_LOCK, cell_step, pack_states, without_dropout
 from keras_streams.protocol import at_least_float32, check_start, check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
@@ -133,7 +133,7 @@ class StackedRNN(StatefulLayer):
                 if isinstance(layer, DROPOUTS):
                     x = layer(x, training=training)
                     continue
-                initial = None if states is None else take(layer.state_size, remaining)
+                initial = None if states is None else pack_states(layer.state_size, remaining)
                 x, *new = self._run_layer(layer, x, initial, training, mask)
                 last += keras.tree.flatten(new)
         last = [ops.cast(state, self.state_dtype) for state in last]
@@ -167,7 +167,7 @@ class StackedRNN(StatefulLayer):
         x, remaining, last = x[:, 0], iter(cache), []
         with without_dropout(self._cells):
             for layer in self._recurrent:
-                states = take(layer.state_size, remaining)
+                states = pack_states(layer.state_size, remaining)
                 if kernels.enabled() and _runs_in_loop(layer):
                     states = _at_least_float32(layer.cell, states)
                     arguments = _cell_arguments(layer.cell, states)

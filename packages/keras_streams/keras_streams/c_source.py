@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_streams import passes
-from keras_streams.cells import Buffer, Op, Program, grid, pieces, taps
+from keras_streams.cells import Buffer, Op, Program, as_grid, pieces, taps
 from keras_streams.files import filled_template
 from keras_streams.lower import MAPS
 from keras_streams.statements import Function, Statement, free_name, grouped
@@ -120,7 +120,7 @@ class Printer:
         self.taken = {"s", "x", "y", "token", "weights"}
         self.statements: list[Statement] = []
         self.offsets, self.sizes = passes.allocate(program, groups, apart)
-        self.kept = passes.kept(program, groups)
+        self.kept = passes.kept_buffers(program, groups)
         ops = [op for group in groups for op in group]
         self.matrices = [m for op in ops if op.kind == "product" for m in op.matrices]
         scopes = {b: op.scope for op in reversed(ops) for b in program.reads([op])}  # of the first
@@ -215,7 +215,7 @@ class Printer:
         """Returns the name of the state's array of a kind of buffers with a dtype."""
         return name if TYPES[dtype] == self.real else f"{name}_{dtype}"
 
-    def say(self, text, like):
+    def add_statement(self, text, like):
         """Adds a statement of an operation."""
         scope = like.scope or (self.statements[-1].scope if self.statements else "")
         self.statements.append(Statement(text, scope, like.guard))
@@ -305,22 +305,25 @@ class Printer:
         loops = [f"for (int r = 0; r < {rows}; r++)"] * (rows > 1) + [loop] * bool(loop)
         texts = (f"{x} + r * {step}" if rows > 1 and step else f"{x}" for x, step in arguments)
         lines = [*loops, f"{name}({', '.join(texts)});"]
-        self.say("\n".join("    " * i + line for i, line in enumerate(lines)), op)
+        self.add_statement("\n".join("    " * i + line for i, line in enumerate(lines)), op)
 
     def dot(self, op):
         """Adds sums of products of two variables."""
         y, n, kind = self.pointer(op.buffer), op.size, TYPES[op.buffer.dtype]
         name = self.use("add_products", kind)
-        self.say(f"memset({y}, 0, {n} * sizeof({kind}));", op)
+        self.add_statement(f"memset({y}, 0, {n} * sizeof({kind}));", op)
         factors = [op.args]
-        if any(grid(self.program, cells) is None for cells in op.args):
+        if any(as_grid(self.program, cells) is None for cells in op.args):
             factors = [[row[None] for row in rows] for rows in zip(*op.args, strict=True)]
         for a, b in factors:
-            self.say(f"{name}({y}, {n}, {len(a)}, {self.grid(a)}, {self.grid(b)});", op)
+            self.add_statement(
+                f"{name}({y}, {n}, {len(a)}, {self.grid_arguments(a)}, {self.grid_arguments(b)});",
+                op,
+            )
 
-    def grid(self, cells):
+    def grid_arguments(self, cells):
         """Returns a pointer to a matrix and its strides, as arguments."""
-        found = grid(self.program, cells)
+        found = as_grid(self.program, cells)
         return f"{self.at(cells)}, {found.strides[0]}, {found.strides[1]}"
 
     def reduce(self, op):
@@ -331,16 +334,16 @@ class Printer:
         if kind in ("int", "int64_t"):
             first = first.replace("INFINITY", "INT32_MAX" if kind == "int" else "INT64_MAX")
         words = {"NAME": op.name, "FOLD": self.use(fold, kind), "FIRST": first}
-        x, (term, step) = self.at(cells), grid(self.program, cells).strides
+        x, (term, step) = self.at(cells), as_grid(self.program, cells).strides
         if n == 1 or term == 1:
             name = self.use("reduce_NAME", kind, **words)
             loop, i = ("", 0) if n == 1 else (f"for (int i = 0; i < {n}; i++)\n    ", "i")
             x = x if n == 1 else f"{x} + i * {step}"
-            self.say(f"{loop}({y})[{i}] = {name}({first}, {x}, {terms}, {term});", op)
+            self.add_statement(f"{loop}({y})[{i}] = {name}({first}, {x}, {terms}, {term});", op)
         else:
             name = self.use("fold_NAME", kind, **words)
             self.copied(op.buffer, cells[0], op)
-            self.say(f"{name}({y}, {n}, {terms - 1}, {x} + {term}, {term}, {step});", op)
+            self.add_statement(f"{name}({y}, {n}, {terms - 1}, {x} + {term}, {term}, {step});", op)
 
     def gather(self, op):
         """Adds a row of a table."""
@@ -355,7 +358,7 @@ class Printer:
             name = self.use("lookup", TYPES[kind])
             w = self.table(table.astype(kind), op.scope, "table")
         y, index = self.pointer(op.buffer), self.at(op.args[0])
-        self.say(f"{name}({y}, {op.size}, *({index}), {rows}, {w});", op)
+        self.add_statement(f"{name}({y}, {op.size}, *({index}), {rows}, {w});", op)
 
     def copy(self, op):
         """Adds copies of consecutive numbers."""
@@ -373,15 +376,15 @@ class Printer:
             places = self.table((cells - source.base).astype(kind), op.scope, "places")
             name = self.use("pick_PLACE", TYPES[source.dtype], PLACE=TYPES[kind])
             y = self.pointer(b, op.start)
-            self.say(f"{name}({y}, {len(cells)}, {self.pointer(source)}, {places});", op)
+            self.add_statement(f"{name}({y}, {len(cells)}, {self.pointer(source)}, {places});", op)
             return
         for p in found:
             y, x = self.pointer(b, op.start + p.start), self.at(cells[p.start :])
             kind = TYPES[p.buffer.dtype]
             if p.stride == 1:
-                self.say(f"memcpy({y}, {x}, {p.size} * sizeof({kind}));", op)
+                self.add_statement(f"memcpy({y}, {x}, {p.size} * sizeof({kind}));", op)
             else:
-                self.say(f"{self.use('copy', kind)}({y}, {p.size}, {x}, {p.stride});", op)
+                self.add_statement(f"{self.use('copy', kind)}({y}, {p.size}, {x}, {p.stride});", op)
 
     # Maps
 
@@ -410,7 +413,7 @@ class Printer:
             name = self._unique("", "_".join(["each", *kinds[:3], str(n)]))
             self.loops[body] = name
             self.functions[name] = wrapped_head(f"static void {name}", body)
-        self.say(f"{self.loops[body]}({', '.join(values)});", group[-1])
+        self.add_statement(f"{self.loops[body]}({', '.join(values)});", group[-1])
 
     def statements_of(self, group, parameters):
         """Returns the lines for one element of a group, and {name: (type, pointer)} of results."""
@@ -475,7 +478,7 @@ class Printer:
         self.copy(Op("copy", "", y, [self.program.output]))
         for head, (rows, store) in self.heads().items():
             moved = f"{self.use('row')}(s->heads[{head}] + 1, {rows})"
-            self.say(f"s->heads[{head}] = {moved};", store)
+            self.add_statement(f"s->heads[{head}] = {moved};", store)
         reset, step = list(self.reset()), list(self.step())
         members, state_bytes = self.members()
         weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())

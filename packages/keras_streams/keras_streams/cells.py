@@ -240,7 +240,7 @@ class Grid:
     strides: tuple[int, int]
 
 
-def grid(program: Program, cells: np.ndarray) -> Grid | None:
+def as_grid(program: Program, cells: np.ndarray) -> Grid | None:
     """Returns a matrix of addresses as a `Grid`, or `None` if they do not form one."""
     rows, columns = cells.shape
     first = int(cells[0, 0])

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_streams import passes
 from keras_streams.c_source import TYPES, Printer, Source, table_text, without_zeros, wrapped
-from keras_streams.cells import Program, grid, pieces
+from keras_streams.cells import Program, as_grid, pieces
 from keras_streams.files import filled_template
 from keras_streams.fixed_formats import FixedProgram, calibrate, fractional_bits
 from keras_streams.fixed_maps import Loop, constant, integers
@@ -37,7 +37,7 @@ def quantize(
         ValueError: If an operation has no integer version.
     """
     calibrated, rewriting = calibrate(program, groups, x, small_rings), _Rewriting(program)
-    kept = passes.kept(program, calibrated.groups)
+    kept = passes.kept_buffers(program, calibrated.groups)
     for group in calibrated.groups:
         if group[0].kind == "map":
             for part in passes.cut(program, group):
@@ -145,7 +145,7 @@ class _Rewriting:
             if values is not None:
                 bits = fractional_bits(float(np.max(np.abs(values))))
                 factors[i] = constant(self.program, values, bits, op.scope, "kernel")
-        a, b = (grid(self.program, cells) for cells in factors)
+        a, b = (as_grid(self.program, cells) for cells in factors)
         numbers = [op.size, len(op.args[0]), *a.strides, *b.strides]
         numbers.append(a.buffer.bits + b.buffer.bits - op.buffer.bits)
         self.call(op, "sum_products", [cells.reshape(1, -1) for cells in factors], numbers)
@@ -154,7 +154,7 @@ class _Rewriting:
         (cells,) = op.args
         if op.name not in _FOLDS:
             raise ValueError(f"The reduction {op.name!r} has no integer version.")
-        x, y = grid(self.program, cells), op.buffer
+        x, y = as_grid(self.program, cells), op.buffer
         numbers = [op.size, len(cells), *x.strides, x.buffer.bits - y.bits]
         words = {"NAME": op.name, "OUT": TYPES[y.dtype], "FOLD": _FOLDS[op.name]}
         words["CLIP"] = _CLIPS[y.dtype]

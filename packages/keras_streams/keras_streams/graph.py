@@ -52,7 +52,7 @@ class Computed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StreamOptions:
     """The options of `to_stream`, and the outputs of calls that get each window as a whole."""
 
     time_axis: Any = None
@@ -185,9 +185,9 @@ class Graph:
             it can be traced with symbolic tensors.
     """
 
-    def __init__(self, model: keras.Layer, options: Options, traced: bool):
+    def __init__(self, model: keras.Layer, options: StreamOptions, traced: bool):
         functional = functional_of(model) or _function_of(model)
-        self.name, self._options, self._traces = model.name, options, traced
+        self.name, self._options, self._traced = model.name, options, traced
         self._numbers: Iterator[int] = itertools.count()
         self.calls: list[Call] = []
         numbers = [next(self._numbers) for _ in functional.inputs]
@@ -241,7 +241,7 @@ class Graph:
                 arguments = node.arguments.args, dict(node.arguments.kwargs)
                 sources = {id(x): known[id(x)] for x in node.input_tensors}
                 call = Call(operation, arguments, sources, node.outputs, path)
-                inner, values = self._traced(call)
+                inner, values = self._operations_of(call)
                 inputs = [*(known[id(x)] for x in node.input_tensors), *values]
             if inner is not None:
                 outputs = self._add(inner, inputs, f"{path}/{operation.name}")
@@ -256,7 +256,7 @@ class Graph:
             known.update(zip(map(id, node.outputs), outputs, strict=True))
         return [known[id(x)] for x in functional.outputs]
 
-    def _traced(self, call):
+    def _operations_of(self, call):
         """Returns the `Function` of the operations of a layer's `call`, or `None`.
 
         Its inputs are those of the call, then the layer's weights and constants, of which it
@@ -265,7 +265,7 @@ class Graph:
         layer = call.operation
         is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
         is_wrapper = isinstance(layer, keras.layers.Wrapper) and _is_in_keras(layer)
-        if not (is_own and self._traces or isinstance(layer, _OF_OPERATIONS)) or (
+        if not (is_own and self._traced or isinstance(layer, _OF_OPERATIONS)) or (
             call.arguments[1].get("training") or has_protocol(layer) or is_wrapper
         ):
             return None, []
@@ -273,9 +273,9 @@ class Graph:
         dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
         if (len(dtypes) > 1 and layer.variables) or not all(x.built for x in layers):
             return None, []
-        function, values = _traced(call, layers, None)
+        function, values = _trace_call(call, layers, None)
         if function is None and self._options.max_context is not None:
-            function, values = _traced(call, layers, self._options.max_context)
+            function, values = _trace_call(call, layers, self._options.max_context)
         return function, values
 
 
@@ -309,7 +309,7 @@ def _function_of(layer):
     return function
 
 
-def _traced(call, layers, length):
+def _trace_call(call, layers, length):
     """Returns the `Function` of a layer's `call`, with a number of steps if it is unknown."""
     layer, inputs = call.operation, []
     attributes = [dict(vars(each)) for each in layers]

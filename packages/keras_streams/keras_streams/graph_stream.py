@@ -15,7 +15,7 @@ from keras_streams.graph import (
     Computed,
     DoesNotStream,
     Graph,
-    Options,
+    StreamOptions,
     from_axis,
     functional_of,
     to_axis,
@@ -34,7 +34,7 @@ from keras_streams.protocol import (
     step_through,
 )
 from keras_streams.rules import leading_steps, make_parts, tables, unfolded
-from keras_streams.trace import raising_call, told
+from keras_streams.trace import error_summary, raising_call
 from keras_streams.types import Cache, Tensor
 
 
@@ -132,7 +132,7 @@ def to_stream(
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
     window, max_context = _count("window", window), _count("max_context", max_context)
-    options = Options(time_axis, window, ignore_masks, max_context)
+    options = StreamOptions(time_axis, window, ignore_masks, max_context)
     try:
         return _proven(model, options, True, example)
     except ValueError as error:
@@ -173,7 +173,7 @@ class GraphStream(StreamingMixin):
     proof: Proof | None = None
     example: Any = None
 
-    def __init__(self, model: keras.Layer, options: Options, traced: bool):
+    def __init__(self, model: keras.Layer, options: StreamOptions, traced: bool):
         self.model, self.name, self.options = model, model.name, options
         self.compute_dtype, self.variables = model.compute_dtype, model.variables
         self.graph = Graph(model, options, traced)
@@ -200,7 +200,9 @@ class GraphStream(StreamingMixin):
             if call is None:
                 raise
             steps = -self.plan.first_offset
-            raise call.refusal(f"for the first {steps} steps it raised {told(error)}") from error
+            raise call.refusal(
+                f"for the first {steps} steps it raised {error_summary(error)}"
+            ) from error
         self._shapes = keras.tree.map_structure(lambda leaf: [None, *leaf.shape[1:]], cache)
 
     def plan_for(self, length: int | None) -> "Plan":
@@ -350,7 +352,9 @@ class GraphStream(StreamingMixin):
 class Plan:
     """The parts of a graph's stream for inputs of a length, and the timing of its samples."""
 
-    def __init__(self, graph: Graph, axes: list[int | None], length: int | None, options: Options):
+    def __init__(
+        self, graph: Graph, axes: list[int | None], length: int | None, options: StreamOptions
+    ):
         tensors = keras.tree.flatten(graph.inputs)
         self.inputs = [
             _input_signal(graph, tensor, axis, length, options.window is not None)
@@ -362,13 +366,13 @@ class Plan:
         self._options = options
         # By tensor: its delays and window, the first steps that it slices to make zeros or ones of
         # them, and the constants themselves.
-        self._made: dict[tuple[int, Any], int] = {}
+        self._derived: dict[tuple[int, Any], int] = {}
         self._slices: dict[int, tuple[int, int]] = {}
         self._constants: dict[int, Computed] = {}
         for call in graph.calls:
             call = call.with_sources(lambda n: self._constants.get(n, n))
             if options.window is not None or not self._is_start(graph, call):
-                self._plan(call)
+                self._add_call(call)
         self.outputs = graph.outputs  # a structure of the numbers of the tensors
         if options.window is not None:
             last = options.window - 1
@@ -394,7 +398,7 @@ class Plan:
         ends = (p.signal.offset + math.ceil(p.signal.period * most) for p, most in ending)
         self.longest = min(ends, default=None)
 
-    def _plan(self, call):
+    def _add_call(self, call):
         """Adds the parts of a call."""
         if self._options.window is None:
             call = self._aligned(self._with_tables(call))
@@ -482,9 +486,9 @@ class Plan:
 
     def _once(self, n, what, make):
         """Returns the tensor that a part makes of a tensor; there is one part for each `what`."""
-        if (n, what) not in self._made:
-            self._made[n, what] = self._add(make(), [n])
-        return self._made[n, what]
+        if (n, what) not in self._derived:
+            self._derived[n, what] = self._add(make(), [n])
+        return self._derived[n, what]
 
     def _add(self, part, reads, writes=None, call=None):
         """Adds a part, which by default writes a tensor that it numbers, and returns the number."""

@@ -663,7 +663,7 @@ class Recurrent(Ending):
         _, *state = before
         # Keras' convolutional cell does not say that it has two states.
         sizes = [-1, -1] if self._layer.state_size == [-1] else self._layer.state_size
-        y, new = cell_step(self._layer.cell, x, take(sizes, iter(state)))
+        y, new = cell_step(self._layer.cell, x, pack_states(sizes, iter(state)))
         new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
         after = [ops.cast(y, self._layer.compute_dtype), *new]
         return after, after
@@ -755,11 +755,11 @@ class Protocol(Ending):
 RATES_LOCK = threading.RLock()
 
 
-def take(state_size: Any, states: Iterator[Tensor]) -> Any:
+def pack_states(state_size: Any, states: Iterator[Tensor]) -> Any:
     """Returns the next states of an iterator, in the structure of a layer's `state_size`."""
     if isinstance(state_size, (list, tuple)):
         # A plain list: JAX does not support Keras' own list type.
-        return [take(size, states) for size in state_size]
+        return [pack_states(size, states) for size in state_size]
     return next(states)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_streams.cells import Buffer, Op, Piece, Program, Ring, grid, pieces
+from keras_streams.cells import Buffer, Op, Piece, Program, Ring, as_grid, pieces
 
 Group = list[Op]  # operations that are printed as one: maps of equal size, or a single one
 WIDTH = 96  # the widest block of sums that a product keeps in registers: 12 of AVX
@@ -266,11 +266,11 @@ def _is_readable(program, op, i, contiguous):
     if op.kind in ("copy", "gather"):
         return True
     if op.kind == "dot" and not contiguous:
-        return grid(program, cells) is not None or all(
+        return as_grid(program, cells) is not None or all(
             len(pieces(program, row)) == 1 for row in cells
         )
     if op.kind in ("dot", "reduce"):
-        found = grid(program, cells)
+        found = as_grid(program, cells)
         return found is not None and found.buffer.ring is None
     if op.kind == "product" and i > 0 and rows_of(program, cells) is None:
         return False
@@ -366,7 +366,7 @@ def schedule(program: Program, groups: list[Group]) -> list[Group]:
     return ordered
 
 
-def kept(program: Program, groups: list[Group]) -> set[Buffer]:
+def kept_buffers(program: Program, groups: list[Group]) -> set[Buffer]:
     """Returns the work buffers that other groups, or the outputs, read."""
     found = set(program.owners(program.output))
     found |= {program.owner(address) for group in groups for op in group for address in op.guard}
@@ -384,7 +384,7 @@ def allocate(
     With `apart`, each has a place of its own. Returns a dict from buffer to offset, and a dict from
     dtype to the number of elements.
     """
-    buffers = kept(program, groups)
+    buffers = kept_buffers(program, groups)
     born: dict[Buffer, int] = {}
     last = dict.fromkeys(program.owners(program.output), len(groups))
     for k, group in enumerate(groups):

@@ -11,7 +11,7 @@ from keras import ops
 from keras_streams.graph import DoesNotStream
 from keras_streams.parts import Delay, Pointwise, Protocol, Recurrent, Table
 from keras_streams.protocol import check_shape, flatten_inputs, without_carried_states
-from keras_streams.trace import told
+from keras_streams.trace import error_summary
 from keras_streams.types import Tensor
 from keras_streams.xla import compile_xla
 
@@ -194,7 +194,7 @@ def _pairs(stream, xs, steps):
         except Exception as error:  # whatever an operation raises
             if part.call is None:
                 raise
-            text = f"for {xs[0].shape[1]} steps it raised {told(error)}"
+            text = f"for {xs[0].shape[1]} steps it raised {error_summary(error)}"
             if stream.length is None:
                 text += (
                     " If it takes fewer, pass their number, as in to_stream(model, max_context=64)."

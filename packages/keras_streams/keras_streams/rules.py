@@ -14,7 +14,7 @@ from keras.src.ops import math as math_ops  # the classes of the operations in a
 from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
-from keras_streams.graph import CONCATENATIONS, Call, Options, of_any_rank
+from keras_streams.graph import CONCATENATIONS, Call, StreamOptions, of_any_rank
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
@@ -72,7 +72,7 @@ _REFUSED = {
 }
 
 
-def make_parts(call: Call, signals: list[Signal], options: Options) -> Part | list[Part]:
+def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Part | list[Part]:
     """Returns the part of a call, or several, one after another. Its inputs come together.
 
     Raises:

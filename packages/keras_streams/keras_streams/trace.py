@@ -57,7 +57,8 @@ def trace(stream: Any, inputs: Any) -> Trace:
             call = raising_call(error)
             raise ValueError(
                 f"{stream.model.name if call is None else call.place} cannot be exported. State it "
-                f"in other operations of keras.ops. For symbolic tensors it raised {told(error)}"
+                "in other operations of keras.ops. For symbolic tensors it raised "
+                f"{error_summary(error)}"
             ) from error
     flat = keras.tree.flatten
     return Trace(flat(inputs), states, flat(outputs), flat(following), initial, nodes)
@@ -69,7 +70,7 @@ def raising_call(error: BaseException) -> Any:
     return next((owner.call for owner in owners if isinstance(owner, Scoped) and owner.call), None)
 
 
-def told(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Returns the type and the first words of an error, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
