@@ -141,10 +141,15 @@ def test_figures_are_exact_over_a_split(jit_compile):
 
 
 @both_backends
-def test_a_step_is_gradient_descent_on_the_mean_over_tokens():
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_step_is_gradient_descent_on_the_mean_over_tokens(is_adaptive):
     """In batches of 3 and 1 rows: on TensorFlow the batch size is unknown."""
     x, y = random_tokens(4, 7), random_tokens(4, 7, seed=1)
-    model, by_hand = make(), make()
+    if is_adaptive:  # its loop has a gradient under XLA too
+        xla = {"jit_compile": True, "run_eagerly": False}
+        model, by_hand = (make(head=AdaptiveSoftmax(V, (4,)), compiled=c) for c in (xla, {}))
+    else:
+        model, by_hand = make(), make()
     history = model.fit(x, y, batch_size=3, shuffle=False, verbose=0).history
     found = []
     for rows in (slice(0, 3), slice(3, 4)):
