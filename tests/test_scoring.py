@@ -1,14 +1,17 @@
 """Scores of files: equal to one forward pass, in order, and the same after an interruption."""
 
 import csv
+import errno
 import io
 import json
 import math
+import os
 
 import keras
 import numpy as np
 import pytest
 
+from tests.support.disks import NO_SPACE
 from tests.support.parameters import slow_but
 from trellis_keras import layers, scoring
 from trellis_keras.data import Vocabulary
@@ -242,6 +245,23 @@ def interrupted(model, tmp_path, monkeypatch):
         return scoring.score(model, path, table, **{"batch_tokens": BATCH, **options})
 
     return path, table, resume
+
+
+def test_a_full_disk_keeps_the_last_progress(interrupted, monkeypatch):
+    _, table, resume = interrupted
+    state = table.with_name("scores.csv.unfinished") / "state.npz"
+    before = state.read_bytes()
+
+    def fill(file, **arrays):
+        file.write(b"half of an archive")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", fill)
+        with pytest.raises(OSError, match=f"state.npz {NO_SPACE}$"):
+            resume()
+    assert state.read_bytes() == before and not table.exists()
+    assert resume()["lines"] == 20
 
 
 def test_another_model_or_other_arguments_are_refused(interrupted):
