@@ -60,6 +60,18 @@ def test_a_run_without_its_paths(finished_run, tmp_path):
 # Going on
 
 
+def test_an_average_of_weights_goes_on(tmp_path):
+    """It begins after the third epoch, by values of earlier ones that another process has seen."""
+    write_text(tmp_path / "text.txt", 400)
+    options = {"optimizer": "asgd", "learning_rate": 1.0, "schedule": "ASGDSwitch"}
+    options |= {"schedule_window": 1, "schedule_monitor": "loss", "schedule_mode": "max"}
+    for folder, epochs in (("run", 2), ("run", 4), ("whole", 4)):
+        recipe = tiny_recipe(tmp_path, **options, epochs=epochs)
+        model = zoo.train(recipe, tmp_path / folder, verbose=0)
+        assert model.optimizer.uses_average == (epochs == 4)
+    assert_same_end(tmp_path / "run", tmp_path / "whole", 4)
+
+
 @pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize(("name", "minutes"), [("stateful", 45), ("shuffled", 7), ("augmented", 7)])
