@@ -278,6 +278,23 @@ def test_generate(command, refused, finished_run):
     assert status == 0 and len(out) == 1 + 2 + 1  # its first token, which any vocabulary has
 
 
+def test_a_model_of_sequences(command, refused, tmp_path):
+    folder = tmp_path / "run"
+    sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
+    status, out, err = command(
+        "train", "tcn_adding", "--T", "8", "--depth", "1", "--filters", "2", "--epochs", "1",
+        "--data-options", sizes, "--jit-compile", "false", *UNOBSERVED, "--output", folder,
+    )  # fmt: skip
+    assert status == 0, err
+    assert "(kernel_size=8, depth=1, filters=2, dropout_kind=element" in out
+    assert "adding: train 8, valid 4, test 6 sequences" in out
+    results = json.loads(command("evaluate", folder)[1])
+    assert results["sequences"] == 6 and results["mse"] == results["loss"]
+    assert "must hold a LanguageModel" in refused("generate", folder)
+    assert "is for text" in refused("evaluate", folder, "--target-counting", "original")
+    assert "are for language models" in refused("evaluate", folder, "--cache")
+
+
 def test_export(command, refused, finished_run, tmp_path):
     pytest.importorskip("tensorflow")
     finished_run = shutil.copytree(finished_run, tmp_path / "run")
