@@ -378,24 +378,24 @@ def test_unknown_length(floatx):
     assert_close(tf.function(output, input_signature=signature)(x), expected)
 
 
-@pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
-def test_half_precision_keeps_states_and_weight_gradients_in_full():
+@pytest.mark.parametrize("carried", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_half_precision_keeps_states_and_weight_gradients_in_full(carried):
     # Without weight dropout, whose kernels are scaled to a precision of 8 bits.
-    options = {"depth": 6, "return_state": True, "dropout": 0.4, "unroll": False}
+    options = {"depth": 4, "return_state": True, "dropout": 0.4, "unroll": False}
     full, half = (
         made(maker(**options), (3, 12, CHANNELS), dtype=d) for d in ("float32", "mixed_bfloat16")
     )
-    for initial in (None, [np.full((3, UNITS), value, "float32") for value in (0.3, -0.4)]):
-        exact, rough = (
-            outputs_and_gradients(layer, (3, 12, CHANNELS), initial_state=initial)
-            for layer in (full, half)
-        )
-        dtypes = [keras.backend.standardize_dtype(a.dtype) for a in rough]
-        assert dtypes == ["bfloat16", *["float32"] * (len(exact) - 1)]
-        for a, b in zip(rough, exact, strict=True):
-            a, b = (np.asarray(ops.cast(z, "float32")) for z in (a, b))
-            assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(b)
+    states = [np.full((3, UNITS), value, "float32") for value in (0.3, -0.4)]
+    exact, rough = (
+        outputs_and_gradients(layer, (3, 12, CHANNELS), initial_state=states if carried else None)
+        for layer in (full, half)
+    )
+    dtypes = [keras.backend.standardize_dtype(a.dtype) for a in rough]
+    assert dtypes == ["bfloat16", *["float32"] * (len(exact) - 1)]
+    for a, b in zip(rough, exact, strict=True):
+        a, b = (np.asarray(ops.cast(z, "float32")) for z in (a, b))
+        assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(b)
 
 
 # Which levels are looped over
