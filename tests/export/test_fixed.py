@@ -86,6 +86,13 @@ def averaging():
     return sequential(x, layers.GlobalAveragePooling1D(), layers.Dense(2))
 
 
+def steep():
+    """A model that reads a table by the size of its inputs, which may be INT16_MIN."""
+    x = keras.Input((None, CHANNELS))
+    y = ops.concatenate([layers.Dense(2)(x), ops.absolute(x) ** 0.25], axis=-1)
+    return keras.Model(x, y)
+
+
 @pytest.mark.parametrize(
     "quantization", ["int8_rings", pytest.param("int8", marks=pytest.mark.slow)]
 )
@@ -348,7 +355,7 @@ def write(folder, quantization, make=classifier):
     ("make", "quantization"),
     [
         *((classifier, "int8"), (classifier, "int8_rings")),
-        *((clocked, "int8_rings"), (averaging, "int8")),
+        *((clocked, "int8_rings"), (averaging, "int8"), (steep, "int8")),
     ],
 )
 def test_the_step_has_no_floating_point(tmp_path, quantization, make):

@@ -178,6 +178,15 @@ def test_missing_inputs_of_integers_saturate():
     np.testing.assert_array_equal(stream.step([np.nan]), stream.step([-1e9]))
 
 
+def test_sums_that_cancel_in_calibration_only_saturate():
+    x = keras.Input((None, 2))
+    y = ops.einsum("btc,btc->bt", x * np.array([1.0, -1.0], "float32"), x)[..., None]
+    equal = 2.0**24 * np.repeat(noise(40, 1), 2, axis=1)
+    source = c_export.fixed_source(keras.Model(x, y), "net", "int8", equal, tolerance=2.0)
+    stream, most = FixedStream(source), 1 - 2.0**-15
+    assert stream.step([2.0**24, 0]) == most and stream.step([0, 2.0**24]) == -most
+
+
 def test_a_stream_is_exported_with_its_example():
     x = keras.Input((None, 2))
     y = layers.Conv1D(3, 3, padding="same", kernel_initializer="ones")(x)
