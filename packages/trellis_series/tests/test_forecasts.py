@@ -27,8 +27,9 @@ def noisy(n=400, name="a", seed=0):
 
 def test_a_season_and_a_trend_are_continued():
     y = 50 + 0.1 * np.arange(300) + DAY[:300]
-    found = Forecasts(24).fit(table(y[:-24])).predict()
+    found = Forecasts(24).fit(table(y[:-24])).predict(naive=True)
     np.testing.assert_allclose(found["ours"], y[-24:], atol=0.05)
+    np.testing.assert_allclose(found["naive"], y[-48:-24])
 
 
 def test_a_meter_keeps_its_precision():
