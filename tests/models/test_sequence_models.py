@@ -305,7 +305,8 @@ def polyphonic(**options):
 
 def test_metrics_of_probabilities_at_a_threshold_of_logits():
     metrics = [keras.metrics.AUC(from_logits=True), keras.metrics.Precision(thresholds=0)]
-    model = polyphonic(metrics=metrics)
+    model = polyphonic(loss="ce", metrics=metrics)
+    assert isinstance(model.loss, keras.losses.BinaryCrossentropy) and model.loss.from_logits
     x, y, _ = padded(piano_rolls())
     results = model.evaluate(x, y, verbose=0, return_dict=True)
     on = model.predict(x, verbose=0) > 0
@@ -514,6 +515,7 @@ WRONG_MODELS = [
     (lambda: polyphonic(weighted_metrics=[keras.metrics.AUC()]), "from_logits"),
     (lambda: polyphonic(metrics={"a": keras.metrics.Precision()}), "threshold"),
     (lambda: polyphonic(metrics=["binary_accuracy"]), "threshold"),
+    (lambda: PolyphonicModel(Mix(True), keys=1).compile(metrics=["accuracy"]), "threshold"),
 ]
 
 

@@ -86,6 +86,12 @@ class PolyphonicModel(SequenceModel):
     def _default_metrics(self):
         return [FrameNLL(dtype=self.head.compute_dtype)]
 
+    def _checked_loss(self, loss):
+        return super()._checked_loss(_of_keys(loss))
+
+    def _checked_metrics(self, metrics):
+        return super()._checked_metrics(keras.tree.map_structure(_of_keys, metrics))
+
     def _check_inputs(self, x):
         self._check_roll("x", x)
 
@@ -106,3 +112,12 @@ class PolyphonicModel(SequenceModel):
 
     def get_config(self) -> dict:
         return {**super().get_config(), "keys": self.keys}
+
+
+def _of_keys(loss_or_metric):
+    """Returns what Keras' short names mean for keys, for which it would go by their number."""
+    if not isinstance(loss_or_metric, str):
+        return loss_or_metric
+    kinds = {"accuracy": "binary_accuracy", "crossentropy": "binary_crossentropy"}
+    kinds |= {"acc": kinds["accuracy"], "ce": kinds["crossentropy"]}
+    return kinds.get(loss_or_metric.lower(), loss_or_metric)
