@@ -1,0 +1,21 @@
+"""Every loader that is fuzzed takes a sound file, and damaged ones without another error."""
+
+import random
+
+import pytest
+
+from tests.fuzz.__main__ import attempt
+from tests.fuzz.targets import TARGETS
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_sound_file_and_some_damaged_ones(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generator, found = random.Random(0), []
+    with TARGETS[name](tmp_path) as target:
+        if target.path.exists():
+            found.append(attempt(target))
+        while len(found) < 4 or (True not in found and len(found) < 40):
+            target.put(target.inputs(generator))
+            found.append(attempt(target))
+    assert True in found and set(found) <= {True, False}
