@@ -265,6 +265,31 @@ def test_fused_loop(name, how, rematerialize, floatx, loops, fused):
     assert set(fused) == {rematerialize}
 
 
+@pytest.mark.both_backends
+@pytest.mark.skipif(TENSORFLOW, reason="JAX's loop")
+def test_rematerialization_takes_less_memory():
+    import jax
+
+    def results(rematerialize):
+        layer = made(maker(depth=32, rematerialize=rematerialize), (3, 20, CHANNELS))
+        weights, others = (
+            [variable.value for variable in variables]
+            for variables in (layer.trainable_variables, layer.non_trainable_variables)
+        )
+
+        def loss(weights):
+            y, _ = layer.stateless_call(weights, others, noise(3, 20, CHANNELS))
+            return ops.sum(ops.sin(y))
+
+        gradient = jax.jit(jax.grad(loss)).lower(weights).compile()
+        return gradient(weights), gradient.memory_analysis().temp_size_in_bytes
+
+    (expected, more), (gradients, less) = results(False), results(True)
+    assert less < 0.7 * more
+    for found, wanted in zip(gradients, expected, strict=True):
+        assert_close(found, wanted)
+
+
 @only_tensorflow
 def test_what_is_not_fused(loops, fused):
     for other in (

@@ -133,7 +133,12 @@ class SharedInjection:
         return gather(self.computed[d], read)
 
 
-def repeat(turn: Callable[[Tensor, States], States], states: States, turns: int) -> States:
+def repeat(
+    turn: Callable[[Tensor, States], States],
+    states: States,
+    turns: int,
+    rematerialize: bool = False,
+) -> States:
     """Returns the states after `states = turn(n, states)` for n = 0..turns-1, compiled once.
 
     Each backend uses the loop that it can differentiate: TensorFlow's `scan` has no gradient under
@@ -143,6 +148,8 @@ def repeat(turn: Callable[[Tensor, States], States], states: States, turns: int)
         turn: Function of an integer tensor and a list of tensors. It must not draw random numbers.
         states: List of tensors.
         turns: Number of turns.
+        rematerialize: Boolean, whether the backward pass recomputes what a turn computes and
+            stores only the states. It has no effect on TensorFlow. Defaults to `False`.
     """
     if keras.backend.backend() == "tensorflow":
         _, *states = ops.while_loop(
@@ -153,6 +160,7 @@ def repeat(turn: Callable[[Tensor, States], States], states: States, turns: int)
             maximum_iterations=turns,
         )
         return states
+    turn = keras.remat(turn) if rematerialize else turn
     states, _ = ops.scan(lambda s, n: (turn(n, s), None), states, ops.arange(turns))
     return states
 

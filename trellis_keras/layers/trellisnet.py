@@ -253,10 +253,10 @@ class TrellisLayer(StatefulLayer):
             compute many more positions than unrolled levels (over 1.25 times as many; more for deep
             networks), or the cell has random state. Dilations that do not repeat are always
             unrolled.
-        rematerialize: Boolean, whether the loop of `kernels.depth_loop_tf` recomputes
-            pre-activations in the backward pass to save memory. (TensorFlow runs it where it
-            applies: in compiled functions, with LSTM gates, kernel size 2, dilation 1, x at every
-            level, static lengths and no mask.) Defaults to `False`.
+        rematerialize: Boolean, whether the backward pass of loops over levels recomputes
+            pre-activations to save memory: on JAX in all of them, on TensorFlow in those of
+            `kernels.depth_loop_tf` (in compiled functions, with LSTM gates, kernel size 2,
+            dilation 1, x at every level, static lengths and no mask). Defaults to `False`.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to `None`.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of Wx, Wh and b.
             Default to N(0, 0.01), as in the authors' code.
@@ -714,7 +714,7 @@ class TrellisLayer(StatefulLayer):
 
         def loop(i, turn, states, injected, turns):
             if mask is not None or not self._can_fuse(i, plan.time):
-                return depth_loop.repeat(turn, states, turns)
+                return depth_loop.repeat(turn, states, turns, self.rematerialize)
             from trellis_keras.kernels import depth_loop_tf
 
             return depth_loop_tf.lstm_levels(
