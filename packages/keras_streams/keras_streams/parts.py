@@ -579,6 +579,22 @@ class RunningMax(Ending):
         return [self.last(largest)], [largest[:, -1], ops.ones_like(seen)]
 
 
+class Cumulative(Part):
+    """The sum of a sample and all before it, as of `ops.cumsum`."""
+
+    keeps = True
+
+    def __init__(self, call: Call, signal: Signal):
+        super().__init__(signal, [output_of(call, signal, back=None)])
+
+    def initial_state(self, batch_size: int) -> Any:
+        return ops.zeros((batch_size, 1, *self.signal.shape), self.outputs[0].dtype)
+
+    def run(self, xs, state, begin=0, end=None):
+        sums = state + ops.cumsum(ops.cast(xs[0], state.dtype), axis=1)
+        return [sums], sums[:, -1:]
+
+
 class Sliding(Ending):
     """The sum or extremum of the last `signal.length` samples, by a function of two tensors.
 
@@ -667,6 +683,35 @@ class Recurrent(Ending):
         new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
         after = [ops.cast(y, self._layer.compute_dtype), *new]
         return after, after
+
+
+class RecurrentRows(Part):
+    """A recurrent layer that `TimeDistributed` applies to each row of the axis before time."""
+
+    keeps = True
+
+    def __init__(self, call: Call, signal: Signal):
+        super().__init__(signal, [output_of(call, signal, back=None)])
+        spec, (self._rows, *shape) = call.specs[0], signal.shape
+        spec = keras.KerasTensor((spec.shape[0], *spec.shape[2:]), spec.dtype)
+        one = dataclasses.replace(call, operation=call.operation.layer, specs=[spec])
+        self._one = Recurrent(one, dataclasses.replace(signal, shape=tuple(shape), axis=1))
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self._apart(self._one.initial_state(batch_size * self._rows))
+
+    def run(self, xs, state, begin=0, end=None):
+        x = ops.moveaxis(xs[0], 1, 2)
+        (y,), state = self._one.run([self._together(x)], self._together(state), begin, end)
+        return [ops.moveaxis(self._apart(y), 2, 1)], self._apart(state)
+
+    def _together(self, tensors):
+        return keras.tree.map_structure(lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:])), tensors)
+
+    def _apart(self, tensors):
+        return keras.tree.map_structure(
+            lambda x: ops.reshape(x, (-1, self._rows, *ops.shape(x)[1:])), tensors
+        )
 
 
 class CausalAttention(Part):

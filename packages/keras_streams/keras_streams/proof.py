@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph import DoesNotStream
-from keras_streams.parts import Delay, Pointwise, Protocol, Recurrent, Table
+from keras_streams.parts import Delay, Pointwise, Protocol, Recurrent, RecurrentRows, Table
 from keras_streams.protocol import check_shape, flatten_inputs, without_carried_states
 from keras_streams.trace import error_summary
 from keras_streams.types import Tensor
@@ -294,7 +294,9 @@ def _in_window(x, signal, start):
 
 def _fast(part, function, xs, *arguments):
     """Calls a function of inputs, on TensorFlow as a graph if the part has a long loop."""
-    has_loop = isinstance(part, (Recurrent, Protocol)) and xs[0].shape[1] > _EAGER_STEPS
+    has_loop = (
+        isinstance(part, (Recurrent, RecurrentRows, Protocol)) and xs[0].shape[1] > _EAGER_STEPS
+    )
     if keras.backend.backend() == "tensorflow" and has_loop:
         # TensorFlow warns of functions that are traced often; it tells partials apart.
         return compile_xla(functools.partial(function, xs, *arguments), [], any_shape=True)()

@@ -18,12 +18,14 @@ from keras_streams.graph import CONCATENATIONS, Call, StreamOptions, of_any_rank
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
+    Cumulative,
     Each,
     Frames,
     Part,
     Pointwise,
     Protocol,
     Recurrent,
+    RecurrentRows,
     RunningMax,
     RunningMean,
     Signal,
@@ -112,6 +114,7 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
         return _concatenate(call, signals)
     makers: list[Callable] = [Protocol] if has_protocol(operation) else []
     makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
+    makers += [_recurrent_rows] if _recurs_in_rows(operation, signal) else []
     if not makers:
         return Pointwise(call, signals)
     is_started = isinstance(operation, keras.layers.RNN) and len(moving) == 1
@@ -620,12 +623,31 @@ def _mel_spectrogram(call, signal):
 # Others
 
 
+@_streams(numpy_ops.Cumsum)
+def _cumulative_sum(call, signal):
+    axis, rank = call.operation.axis, 2 + len(signal.shape)
+    is_of_time = axis is not None and axis % rank == signal.axis
+    return Cumulative(call, signal) if is_of_time else Pointwise(call, [signal])
+
+
 @_streams(keras.layers.RNN)
 def _recurrent(call, signal):
     if call.operation.go_backwards:
         raise call.refusal("it reads the sequence from its end. Use go_backwards=False.")
     _check_axes(call, dataclasses.replace(signal, shape=signal.shape[:1]), 1)
     return Recurrent(call, signal)
+
+
+def _recurs_in_rows(operation, signal):
+    is_of_rows = isinstance(operation, keras.layers.TimeDistributed) and signal.axis == 2
+    return is_of_rows and isinstance(operation.layer, keras.layers.RNN) and len(signal.shape) == 2
+
+
+def _recurrent_rows(call, signal):
+    layer = call.operation.layer
+    if not layer.return_sequences or layer.return_state or layer.go_backwards:
+        raise call.refusal("its layer must return the outputs of all steps, from the first on.")
+    return RecurrentRows(call, signal)
 
 
 @_streams(keras.layers.PReLU)

@@ -51,6 +51,18 @@ def test_a_stack(name):
     check(stack(*(type(part).from_config(part.get_config()) for part in parts)), delay, rate)
 
 
+def test_cumulative_sums_over_time():
+    x = keras.Input((None, 2))
+    y = ops.cumsum(layers.UpSampling1D(2)(x), axis=1)
+    check(keras.Model(x, ops.cumsum(y, axis=-1)), 0, 0.5)
+
+
+def test_a_recurrent_layer_for_each_frequency():
+    x = keras.Input((None, 5, 2))
+    y = layers.TimeDistributed(layers.GRU(3, return_sequences=True))(layers.Permute((2, 1, 3))(x))
+    check(keras.Model(x, layers.Conv2D(2, 3)(layers.Permute((2, 1, 3))(y))), 2)
+
+
 IMAGES = {
     "convolution": ([layers.Conv2D(4, (3, 2), strides=(1, 2), padding="same")], 1, 1),
     "dilation": ([layers.Conv2D(4, 3, dilation_rate=(2, 2), groups=2)], 4, 1),
