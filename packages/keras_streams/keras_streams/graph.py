@@ -1,6 +1,7 @@
 """The graph of a Keras model as a list of calls, nested models included."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ import keras
 from keras import ops
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
+from keras.src.ops.nn import ConvTranspose
 from keras.src.ops.numpy import Add, BroadcastTo, Concatenate, Reshape
 
 from keras_streams.protocol import all_layers, has_protocol
@@ -107,6 +109,10 @@ class Call:
             # On TensorFlow `ops.add` takes (n, 1, 1) as a bias of n channels (Keras 3.15).
             a, b = (ops.cast(x, self.specs[0].dtype) for x in values)
             return [a + b]
+        shape = getattr(self.operation, "newshape", None)  # of a reshape
+        if isinstance(shape, tuple) and any(n is None for n in shape):  # when it was traced
+            sizes = [-1 if n is None else n for n in shape[1:]]
+            return [ops.reshape(values[0], (ops.shape(values[0])[0], *sizes))]
         known = dict(zip(map(id, self.tensors), values, strict=True))
 
         def value(x):
@@ -118,7 +124,12 @@ class Call:
             rows = ops.shape(values[0])[0]
             parts = [x if x.shape[0] != 1 else ops.repeat(x, rows, axis=0) for x in parts]
             arguments = [parts, *others]
-        return keras.tree.flatten(self.operation(*arguments, **named))
+        function = self.operation
+        if isinstance(function, ConvTranspose):  # Keras 3.15 takes one padding for the other
+            names = "strides", "padding", "output_padding", "data_format", "dilation_rate"
+            options = {name: getattr(function, name) for name in names}
+            function = functools.partial(ops.conv_transpose, **options)
+        return keras.tree.flatten(function(*arguments, **named))
 
     @property
     def is_constant(self) -> bool:

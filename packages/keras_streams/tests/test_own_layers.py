@@ -36,6 +36,21 @@ def test_kernels_that_a_layer_computes_are_those_of_the_moment():
         np.testing.assert_allclose(found, computed(noise(1, 9, 3)), rtol=1e-4, atol=1e-5)
 
 
+class Upsampled(layers.Layer):
+    """A transposed convolution whose kernel is computed in `call`."""
+
+    def build(self, input_shape):
+        self.v = self.add_weight(shape=(4, 2, input_shape[-1]), name="v")
+
+    def call(self, x):
+        return ops.conv_transpose(x, ops.tanh(self.v), strides=2, padding="same")
+
+
+def test_a_transposed_convolution_whose_kernel_is_computed():
+    x = keras.Input((None, 3))
+    check_equal(keras.Model(x, Upsampled()(x)), [noise(2, 9, 3)])
+
+
 class Positions(layers.Layer):
     """Adds a learned vector of each position."""
 
@@ -132,6 +147,19 @@ def test_reshapes_that_stack_and_split_steps():
     assert (stream.delay, list(map(float, stream.rate))) == ([1, 1, 1], [2, 1, 1 / 4])
     with pytest.raises(ValueError, match="makes 3 samples from one that comes every 2 steps"):
         to_stream(keras.Model(x, layers.Reshape((36, 2))(layers.Dense(6)(Blocks()(x)))))
+
+
+class Pairs(layers.Layer):
+    """The products of each step's halves with those of the step before."""
+
+    def call(self, x):
+        y = ops.reshape(x, (-1, ops.shape(x)[1], 2, x.shape[-1] // 2))
+        return ops.sum(y[:, 1:] * y[:, :-1], axis=-1)
+
+
+def test_a_reshape_to_a_number_of_steps_that_is_unknown():
+    x = keras.Input((None, 4))
+    check_equal(keras.Model(x, Pairs()(x)), [noise(2, 12, 4)])
 
 
 @pytest.mark.parametrize("strides, size", [(4, 2), (2, 4)])
