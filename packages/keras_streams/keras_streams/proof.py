@@ -208,6 +208,8 @@ def _of_part(stream, part, values, ends, steps):
     plan, call, window = stream.plan, part.call, stream.options.window
     inputs, signals = [values[n] for n in part.reads], [plan.signals[n] for n in part.reads]
     begin, end = plan.first_offset, min(ends[n] for n in part.reads)
+    if isinstance(part, Delay):
+        end = min(end + part.outputs[0].offset - part.signal.offset, steps)
     ends.update(dict.fromkeys(part.writes, end))
     state = part.initial_state(inputs[0].shape[0]) if part.keeps else None
 

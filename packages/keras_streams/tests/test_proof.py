@@ -124,6 +124,11 @@ def test_a_model_whose_outputs_are_never_finite_needs_an_example():
             to_stream(net, example=wrong)
 
 
+def test_a_branch_without_its_last_steps_waits_for_one_without_its_first():
+    stream = to_stream(model(lambda x: x[:, :-200] + x[:, 200:]))
+    assert (stream.delay, stream.proof.difference) == (200, 0.0)
+
+
 def test_a_stream_has_its_proof():
     net = model(lambda x: layers.GRU(4)(layers.Conv1D(4, 3, padding="same")(x)))
     proof = to_stream(net).proof
