@@ -179,8 +179,10 @@ def _delay_and_rate(stream):
 
 def _representative(stream, data):
     """Returns checked representative data: (rows, steps, inputs), or tokens (rows, steps)."""
-    data = np.asarray(data)
-    rank = 2 if stream.takes_token else 3
+    data, symbols = np.asarray(data), keras.tree.flatten(stream.symbols)
+    rank, shape = 2 if stream.takes_token else 3, symbols[0].shape[1:]  # of a step
+    if len(symbols) == 1 and len(shape) > 1 and data.shape[-len(shape) :] == shape:
+        data = data.reshape(*data.shape[: -len(shape)], stream.inputs)
     data = data[None] if data.ndim == rank - 1 else data
     if data.ndim != rank or 0 in data.shape or (rank == 3 and data.shape[-1] != stream.inputs):
         inputs = "" if stream.takes_token else f", {stream.inputs}"

@@ -77,6 +77,12 @@ def test_states_are_read_before_they_are_replaced(function):
     check(keras.Model(x, function(x)))
 
 
+def test_representative_images_have_the_shape_of_the_model():
+    images = keras.Sequential([keras.Input((None, 4, 2)), layers.Conv2D(3, 2)])
+    check(images, noise(1, 40, 4, 2))
+    check(images, noise(40, 4, 2))
+
+
 class LastPositive(StreamingMixin, layers.Layer):
     """The exponentials of the last step whose first channel was positive."""
 
