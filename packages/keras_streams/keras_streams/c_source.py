@@ -20,7 +20,7 @@ TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "i
 TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
 TYPES["fixed64"] = "int64_t"
 _BYTES = {"float": 4, "double": 8, "int64_t": 8, "int": 4, "int8_t": 1, "int16_t": 2, "int32_t": 4}
-_MATH = "fabs sqrt expm1 log log1p pow erf sin cos floor ceil rint exp tanh fmod".split()
+_MATH = "fabs sqrt expm1 log log1p pow erf sin cos atan atan2 floor ceil rint exp tanh fmod".split()
 
 
 def read_operations(name: str) -> dict[str, str]:

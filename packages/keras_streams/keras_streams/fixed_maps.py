@@ -23,7 +23,7 @@ _SHORT = {"function", "function_by_powers", "clip16", "clip16_long"}  # their re
 _MANY = 32  # lookups: then they are read apart from the rest of a loop
 _GOOD_ENOUGH = 32  # of 32767, error of a table
 _CURVES = {  # functions that are tables
-    *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Sin", "Cos", "Power", "Mod"),
+    *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Sin", "Cos", "Arctan", "Power", "Mod"),
 }
 _EXACT = {"Sqrt", "Rsqrt", "Log", "Log1p", "Divide", "Reciprocal"}  # that are not
 

@@ -60,6 +60,8 @@ MAPS = {
     "Erf": Map("erff({0})", np.vectorize(math.erf, otypes=["float64"])),
     "Sin": Map("sinf({0})", np.sin),
     "Cos": Map("cosf({0})", np.cos),
+    "Arctan": Map("atanf({0})", np.arctan),
+    "Arctan2": Map("atan2f({0}, {1})", np.arctan2),
     "Floor": Map("floorf({0})", np.floor),
     "Ceil": Map("ceilf({0})", np.ceil),
     "Round": Map("rintf({0})", np.round),
@@ -594,6 +596,29 @@ def _average_pool(o, x):
     return _pooled(o, x, ops.sum) / _numbers(counts)
 
 
+def _rfft(o, x):
+    real, imaginary = map(_numbers, o.call(np.eye(x.shape[-1], dtype=x.dtype)))
+    return ops.matmul(x, real), ops.matmul(x, imaginary)
+
+
+def _irfft(o, x):
+    one, (real, imaginary) = np.eye(x[0].shape[-1], dtype=x[0].dtype), x
+    of_real, of_imaginary = o.call((one, 0 * one)), o.call((0 * one, one))
+    return ops.matmul(real, _numbers(of_real)) + ops.matmul(imaginary, _numbers(of_imaginary))
+
+
+def _dot_product_attention(o, query, key, value, bias=None, mask=None, scale=None):
+    if o.attn_logits_soft_cap is not None:
+        raise NotImplementedError("Use attn_logits_soft_cap=None.")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = ops.einsum("btnh,bsnh->bnts", query * scale, key)
+    scores = scores if bias is None else scores + bias
+    causal = np.tri(*scores.shape[-2:], dtype=bool) if o.is_causal else None
+    for allowed in (mask, causal):
+        scores = scores if allowed is None else ops.where(allowed, scores, -1e30)
+    return ops.einsum("bnts,bsnh->btnh", ops.softmax(scores), value)
+
+
 def _one_hot(o, x):
     y = ops.equal(ops.expand_dims(x, -1), np.arange(o.num_classes))
     return ops.cast(ops.moveaxis(y, -1, o.axis), o.dtype)
@@ -624,6 +649,7 @@ COMPOSITES: dict[str, Callable] = {
     "Conv": _conv,
     "Cumsum": _cumsum,
     "DepthwiseConv": _depthwise_conv,
+    "DotProductAttention": _dot_product_attention,
     "Elu": _elu,
     "FloorDivide": lambda o, a, b: ops.floor(a / b),
     "Gelu": _gelu,
@@ -631,6 +657,7 @@ COMPOSITES: dict[str, Callable] = {
     "HardSigmoid": _hard_sigmoid,
     "HardSilu": lambda o, x: x * _hard_sigmoid(o, x),
     "HardTanh": lambda o, x: ops.minimum(ops.maximum(x, -1.0), 1.0),
+    "IRFFT": _irfft,
     "LayerNorm": _layer_norm,
     "LeakyRelu": lambda o, x: ops.where(x > 0, x, o.negative_slope * x),
     "Log10": lambda o, x: ops.log(x) * (1 / math.log(10)),
@@ -643,6 +670,7 @@ COMPOSITES: dict[str, Callable] = {
     "Mean": lambda o, x: _average(x, o.axis, o.keepdims),
     "Moments": lambda o, x: (_average(x, o.axes, o.keepdims), _variance(x, o.axes, o.keepdims)),
     "OneHot": _one_hot,
+    "RFFT": _rfft,
     "RMSNorm": _rms_norm,
     "ReLU": _relu,
     "Relu": lambda o, x: ops.maximum(x, 0.0),

@@ -77,6 +77,21 @@ def test_states_are_read_before_they_are_replaced(function):
     check(keras.Model(x, function(x)))
 
 
+def test_attention_within_a_window():
+    x = keras.Input((6, 4))
+    y = layers.MultiHeadAttention(2, 3)(x, x)
+    y = y + layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True)
+    stream = to_stream(keras.Model(x, layers.Flatten()(y)), window=6)
+    check(stream, noise(40, 4))
+
+
+def test_spectra_and_phases():
+    x = keras.Input((None, 8))
+    real, imaginary = ops.rfft(x)
+    check(keras.Model(x, ops.irfft((real * real, imaginary), fft_length=8)))
+    c_export.proven_source(keras.Model(x, ops.arctan2(imaginary, real)), "net")
+
+
 def test_representative_images_have_the_shape_of_the_model():
     images = keras.Sequential([keras.Input((None, 4, 2)), layers.Conv2D(3, 2)])
     check(images, noise(1, 40, 4, 2))
