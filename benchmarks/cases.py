@@ -176,14 +176,14 @@ def stacked_rnn(kind):
 
 
 def mixed_group(width, number, by_group):
-    """A layer whose products are computed by group or not, overriding the rule."""
+    """A layer whose products are computed by group or not, whatever the width."""
 
-    def make():
-        kernels.mixed_group._LEAST_WIDTH = 0 if by_group else width + 1
-        groups = [width] * number
-        return TrellisLayer(width * number, 16, kernel_structure="mixed_group", groups=groups)
+    class Layer(TrellisLayer):
+        multiplies_by_group = by_group
 
-    return make
+    return lambda: Layer(
+        width * number, 16, kernel_structure="mixed_group", groups=[width] * number
+    )
 
 
 def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):

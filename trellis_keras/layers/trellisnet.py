@@ -526,7 +526,7 @@ class TrellisLayer(StatefulLayer):
 
     def _hidden_product(self, kernel, past_taps):
         """Returns the function that multiplies the operands of some taps by their part of Wh."""
-        if kernels.enabled() and self._is_grouped:
+        if kernels.enabled() and self.multiplies_by_group:
             return mixed_group.GroupedProduct(kernel, past_taps, self.groups, self.compute_dtype)
         taps, units, filters = kernel.shape
         kernel = ops.reshape(kernel, (taps * units, filters))
@@ -534,10 +534,11 @@ class TrellisLayer(StatefulLayer):
         return lambda seen: product(seen, ops.cast(kernel, self.compute_dtype), self.state_dtype)
 
     @property
-    def _is_grouped(self):
+    def multiplies_by_group(self) -> bool:
         """Whether products are computed group by group, without the zeros in between."""
-        mixed = self.kernel_structure == "mixed_group"
-        return mixed and mixed_group.is_worthwhile(self.groups)
+        if self.groups is None or self.kernel_structure != "mixed_group":
+            return False
+        return mixed_group.is_worthwhile(self.groups)
 
     def _run_levels(self, x, weights, initial, mask):
         """The network as the paper defines it: level by level, each at every position.
@@ -747,7 +748,7 @@ class TrellisLayer(StatefulLayer):
             and set(self.dilations) == {1}
             and self.injection_every == 1
             and self.active_channels(level) is None
-            and not self._is_grouped
+            and not self.multiplies_by_group
             and depth_loop.in_tensorflow_graph()
         )
 
