@@ -7,8 +7,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.parts import RATES_LOCK, cell_step, pack_states, without_dropout
-from keras_streams.protocol import at_least_float32, check_start, check_stream
+from keras_streams.protocol import (
+    RATES_LOCK,
+    at_least_float32,
+    cell_step,
+    check_start,
+    check_stream,
+    pack_states,
+    without_dropout,
+)
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
 from trellis_keras.layers.recurrent_cell import UNITS_FOR_XLA, RecurrentCell

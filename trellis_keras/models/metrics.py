@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.parts import two_sum
+from keras_streams.protocol import two_sum
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.models.losses import expand_to_rank, frame_nll
 from trellis_keras.types import Tensor

@@ -5,12 +5,9 @@ describes when its samples come, and how many. `Part.advance` takes the samples 
 model's input, (batch, samples, ...), usually one; `Part.run` takes those of many steps.
 """
 
-import contextlib
 import dataclasses
-import inspect
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +16,13 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph import Call, to_axis
-from keras_streams.protocol import at_least_float32
+from keras_streams.protocol import (
+    at_least_float32,
+    cell_step,
+    pack_states,
+    two_sum,
+    without_dropout,
+)
 from keras_streams.trace import Scoped
 from keras_streams.types import Tensor
 
@@ -545,13 +548,6 @@ class RunningMean(Ending):
         return [self.last(means)], [means[:, -1], errors[:, -1], count + samples]
 
 
-def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns a + b and its rounding error (Knuth)."""
-    total = a + b
-    seen = total - a
-    return total, (a - (total - seen)) + (b - seen)
-
-
 def _cumsum(x):
     """Cumulative sum over axis 1, not added up one by one in float32."""
     if x.shape[1] == 1:
@@ -790,51 +786,3 @@ class Protocol(Ending):
             y, new = self._layer.prefill(x, state)
         y = y if self.outputs[0].has_time else self.last(y)
         return [y], new
-
-
-# Keras' cells
-
-
-# Held while the dropout rates of cells are set to 0 or used in training, because layers and threads
-# may share the cells.
-RATES_LOCK = threading.RLock()
-
-
-def pack_states(state_size: Any, states: Iterator[Tensor]) -> Any:
-    """Returns the next states of an iterator, in the structure of a layer's `state_size`."""
-    if isinstance(state_size, (list, tuple)):
-        # A plain list: JAX does not support Keras' own list type.
-        return [pack_states(size, states) for size in state_size]
-    return next(states)
-
-
-def cell_step(cell: Any, x: Tensor, states: Any) -> tuple[Tensor, Any]:
-    """Calls a cell as `keras.layers.RNN` does in inference."""
-    states = keras.tree.map_structure(lambda state: ops.cast(state, cell.compute_dtype), states)
-    takes_training = "training" in inspect.signature(cell.call).parameters
-    return cell(x, states, **({"training": False} if takes_training else {}))
-
-
-@contextlib.contextmanager
-def without_dropout(cells: Sequence[Any]) -> Iterator[None]:
-    """Context in which Keras' cells draw no dropout masks, which inference would not use."""
-    cells = [part for cell in cells for part in _dropout_cells(cell)]
-    with RATES_LOCK:
-        rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
-        for cell in cells:
-            cell.dropout = cell.recurrent_dropout = 0.0
-        try:
-            yield
-        finally:
-            for cell, dropout, recurrent_dropout in rates:
-                cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
-
-
-def _dropout_cells(cell):
-    """Keras' own cells with dropout rates in a cell. Others may draw no masks in inference."""
-    if isinstance(cell, keras.layers.StackedRNNCells):
-        return [part for inner in cell.cells for part in _dropout_cells(inner)]
-    return [cell] if isinstance(cell, _DROPOUT_CELLS) else []
-
-
-_DROPOUT_CELLS = keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell

@@ -1,7 +1,9 @@
 """Streaming: one time step at a time, equal to the forward pass."""
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -222,6 +224,13 @@ def at_least_float32(dtype: str) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a + b and its rounding error (Knuth)."""
+    total = a + b
+    seen = total - a
+    return total, (a - (total - seen)) + (b - seen)
+
+
 @contextlib.contextmanager
 def without_carried_states(model: keras.Model) -> Iterator[None]:
     """Context in which stateful layers start from zero states and leave theirs unchanged."""
@@ -233,3 +242,51 @@ def without_carried_states(model: keras.Model) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.stateful = True
+
+
+# Keras' cells
+
+
+# Held while the dropout rates of cells are set to 0 or used in training, because layers and threads
+# may share the cells.
+RATES_LOCK = threading.RLock()
+
+
+def pack_states(state_size: Any, states: Iterator[Tensor]) -> Any:
+    """Returns the next states of an iterator, in the structure of a layer's `state_size`."""
+    if isinstance(state_size, (list, tuple)):
+        # A plain list: JAX does not support Keras' own list type.
+        return [pack_states(size, states) for size in state_size]
+    return next(states)
+
+
+def cell_step(cell: Any, x: Tensor, states: Any) -> tuple[Tensor, Any]:
+    """Calls a cell as `keras.layers.RNN` does in inference."""
+    states = keras.tree.map_structure(lambda state: ops.cast(state, cell.compute_dtype), states)
+    takes_training = "training" in inspect.signature(cell.call).parameters
+    return cell(x, states, **({"training": False} if takes_training else {}))
+
+
+@contextlib.contextmanager
+def without_dropout(cells: Sequence[Any]) -> Iterator[None]:
+    """Context in which Keras' cells draw no dropout masks, which inference would not use."""
+    cells = [part for cell in cells for part in _dropout_cells(cell)]
+    with RATES_LOCK:
+        rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
+        for cell in cells:
+            cell.dropout = cell.recurrent_dropout = 0.0
+        try:
+            yield
+        finally:
+            for cell, dropout, recurrent_dropout in rates:
+                cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
+
+
+def _dropout_cells(cell):
+    """Keras' own cells with dropout rates in a cell. Others may draw no masks in inference."""
+    if isinstance(cell, keras.layers.StackedRNNCells):
+        return [part for inner in cell.cells for part in _dropout_cells(inner)]
+    return [cell] if isinstance(cell, _DROPOUT_CELLS) else []
+
+
+_DROPOUT_CELLS = keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell
