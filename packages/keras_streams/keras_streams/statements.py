@@ -90,7 +90,10 @@ def _function(groups, names):
     """Returns a function with a parameter for each number or name that differs."""
     arguments: dict[tuple, str] = {}  # what it is, and its values: name of the parameter
     body: list[str] = []
-    for words in zip(*(_words("\0".join(s.text for s in g)) for g in groups), strict=True):
+    texts = ["\0".join(s.text for s in group) for group in groups]
+    places = list(zip(*map(_words, texts), strict=True))
+    kept = {words[0] for words in places if len(set(words)) == 1} & names.keys() - _LOCAL
+    for words in places:
         if len(set(words)) == 1 and words[0] not in _LOCAL:
             body.append(words[0])
             continue
@@ -98,7 +101,7 @@ def _function(groups, names):
         word = words[0] if words[0] in names else before
         word = word.rstrip("_0123456789").rpartition("_")[2] or "n"
         if (word, words) not in arguments:
-            arguments[word, words] = free_name(word, arguments.values())
+            arguments[word, words] = free_name(word, kept.union(arguments.values()))
         body.append(arguments[word, words])
     statements = [
         Statement(text, _span([s.scope for s in of]), of[0].guard)

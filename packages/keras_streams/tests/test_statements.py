@@ -45,6 +45,13 @@ def test_inputs_and_outputs_are_arguments_of_a_function():
     assert function.calls[2] == ("y", "2", "x")
 
 
+def test_a_parameter_has_another_name_than_a_table_that_all_groups_read():
+    texts = [f"copy_{name}(kernel + {i});" for i in range(3) for name in "abcd"]
+    statements = [Statement(text, "net", NONE) for text in texts]
+    (function,) = grouped(statements, {"kernel": "const float *"})
+    assert function.body[0].text == "copy_a(kernel + kernel_2);"
+
+
 def test_a_function_begins_with_a_layer():
     *_, function = grouped([*levels(6)][1:], NAMES)
     assert function.body[0].text.startswith("product") and len(function.calls) == 5
