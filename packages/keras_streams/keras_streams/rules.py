@@ -112,9 +112,10 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
         raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
     if isinstance(operation, CONCATENATIONS):
         return _concatenate(call, signals)
+    if type(operation) is keras.layers.TimeDistributed and len(call.given) == 1:
+        return _time_distributed(call, signal)
     makers: list[Callable] = [Protocol] if has_protocol(operation) else []
     makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
-    makers += [_recurrent_rows] if _recurs_in_rows(operation, signal) else []
     if not makers:
         return Pointwise(call, signals)
     is_started = isinstance(operation, keras.layers.RNN) and len(moving) == 1
@@ -638,13 +639,17 @@ def _recurrent(call, signal):
     return Recurrent(call, signal)
 
 
-def _recurs_in_rows(operation, signal):
-    is_of_rows = isinstance(operation, keras.layers.TimeDistributed) and signal.axis == 2
-    return is_of_rows and isinstance(operation.layer, keras.layers.RNN) and len(signal.shape) == 2
+def _time_distributed(call, signal):
+    layer, output = call.operation.layer, output_of(call, signal)
+    if signal.axis == 1:
 
+        def function(x):
+            y = layer(ops.reshape(x, (-1, *signal.shape)))
+            return ops.reshape(y, (-1, ops.shape(x)[1], *output.shape))
 
-def _recurrent_rows(call, signal):
-    layer = call.operation.layer
+        return Each(signal, function, output)
+    if signal.axis != 2 or not isinstance(layer, keras.layers.RNN) or len(signal.shape) != 2:
+        return Pointwise(call, [signal])
     if not layer.return_sequences or layer.return_state or layer.go_backwards:
         raise call.refusal("its layer must return the outputs of all steps, from the first on.")
     return RecurrentRows(call, signal)
