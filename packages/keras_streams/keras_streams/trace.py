@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 from keras.src import backend
+from keras.src.ops.nn import BatchNorm
 from keras.src.ops.node import Node
 from keras.src.utils.backend_utils import DynamicBackend
 
@@ -141,6 +142,9 @@ def _symbolic_backend():
     def get_item(x, key):  # Keras fails for keys such as x[:1] and x[None]
         return get(x, key if isinstance(key, tuple) else (key,))
 
+    def like_x(operation, x, *others):  # Keras 3.15 fails for an offset without a scale
+        return keras.KerasTensor(x.shape, x.dtype)
+
     def as_jax_array(x):
         if threading.get_ident() == thread:
             raise AttributeError("__jax_array__")  # then JAX leaves `array * x` to Keras
@@ -160,6 +164,7 @@ def _symbolic_backend():
         _patch(backend.core, "slice", core.slice),
         _patch(backend.core, "stop_gradient", core.stop_gradient),
         _patch(keras.KerasTensor, "__getitem__", get_item),
+        _patch(BatchNorm, "compute_output_spec", like_x),
         patch(keras.KerasTensor, "__jax_array__", property(as_jax_array)),
         patch(keras.KerasTensor, "__array_ufunc__", None, create=True),
     ):

@@ -77,6 +77,10 @@ def test_states_are_read_before_they_are_replaced(function):
     check(keras.Model(x, function(x)))
 
 
+def test_batch_normalization_without_a_scale():
+    check(keras.Sequential([keras.Input((None, 3)), layers.BatchNormalization(scale=False)]))
+
+
 def test_attention_within_a_window():
     x = keras.Input((6, 4))
     y = layers.MultiHeadAttention(2, 3)(x, x)
