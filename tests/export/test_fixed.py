@@ -124,6 +124,15 @@ def test_a_model_may_only_move_or_scale_its_inputs():
         assert difference(keras.Model(x, y), rows.astype("float32")) < 1e-3
 
 
+def test_tokens_beside_floats_are_close_to_keras():
+    x, token = keras.Input((None, CHANNELS)), keras.Input((None,), dtype="int32")
+    normal = keras.initializers.RandomNormal(stddev=100.0, seed=0)
+    y = x + layers.Embedding(6, CHANNELS, embeddings_initializer=normal)(token)
+    model = keras.Model([x, token], layers.LSTM(4, return_sequences=True)(y / 100))
+    rows = np.concatenate([100 * X, np.arange(len(X))[:, None] % 6], axis=-1)
+    assert difference(model, rows.astype("float32")) < 0.01
+
+
 def test_a_function_of_numbers_in_another_order():
     x = keras.Input((None, CHANNELS))
     assert difference(keras.Model(x, ops.tanh(layers.Dense(32)(x)[..., ::-1]))) < 5e-3

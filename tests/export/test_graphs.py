@@ -110,18 +110,25 @@ def test_a_model_may_return_its_input(times):
         proven_source(keras.Model(inputs, outputs), "net")
 
 
-def test_a_step_takes_one_token_or_floats():
-    x = keras.Input((None, 3))
-    for shape, rest, output in (
-        ((None,), [], lambda token: [layers.Embedding(5, 4)(token), token]),
-        ((None,), [x], lambda token: layers.Concatenate()([layers.Embedding(5, 4)(token), x])),
-        ((None, 2), [], layers.Embedding(5, 4)),
-        ((None, 2), [], lambda token: token),
+def test_a_step_takes_tokens_beside_floats():
+    x, table = keras.Input((None, 3)), layers.Embedding(5, 4)
+    for is_token, shape, rest, output in (
+        (False, (None,), [], lambda token: [token, table(token)]),
+        (False, (None,), [x], lambda token: layers.Concatenate()([table(token), x])),
+        (False, (None, 2), [], table),
+        (False, (1,), [x], lambda token: layers.Dense(2)(x) + layers.Embedding(5, 2)(token)),
+        (True, (None,), [], layers.ReversibleEmbedding(5, 4)),
     ):
-        token = keras.Input(shape, dtype="int32", name="token")
-        model = keras.Model([token, *rest], output(token))
-        with pytest.raises(ValueError, match="one token that only.*'token': .'int32', .None, None"):
-            proven_source(model, "net")
+        token = keras.Input(shape, dtype="int32")
+        source, *_ = proven_source(keras.Model([token, *rest], output(token)), "net")
+        assert source.takes_token == is_token
+
+
+def test_a_step_takes_a_token_of_an_embedding_whose_mask_is_ignored():
+    masked = layers.Embedding(5, 4, mask_zero=True)
+    rest = layers.LSTM(3, return_sequences=True), layers.Dense(2)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), masked, *rest])
+    assert proven_source(to_stream(model, ignore_masks=True), "net")[0].takes_token
 
 
 def test_steps_of_several_axes():

@@ -393,7 +393,8 @@ def keras_outputs(model: Any, rows: Iterable[np.ndarray]) -> Iterator[np.ndarray
     def read(x):
         ys = keras.tree.flatten(stream.whole(x))
         ys = [ops.reshape(y, (ops.shape(x)[1], -1)) for y in ys]
-        return ops.concatenate([ops.cast(y, ys[0].dtype) for y in ys], axis=-1)
+        dtype = keras.backend.result_type(*(y.dtype for y in ys), float)
+        return ops.concatenate([ops.cast(y, dtype) for y in ys], axis=-1)
 
     compiled = compile_xla(read, stream.model.variables, any_shape=True)
     for x in rows:

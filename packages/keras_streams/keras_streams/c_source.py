@@ -60,6 +60,7 @@ _INTEGERS = {  # what floats have another version of, or none
     "Mod": "remainder_of({0}, {1})",
     "Cast": "(KIND){0}",
     "Shift": "{0} >> {1}",
+    "Truncate": "{0} / ((int64_t)1 << {1})",
 }
 _SUMS = {"int16_t": 64}  # at most, of a product at a time
 _FOLDS = {  # function of two numbers, and first value

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph_stream import GraphStream, to_stream
-from keras_streams.proof import inputs_of
+from keras_streams.proof import inputs_of, random_examples
 from keras_streams.protocol import check_built
 
 
@@ -95,17 +95,11 @@ def exported_stream(model: Any) -> ExportedStream:
 def _of_graph(stream):
     graph, signals = stream.graph, stream.plan.inputs
     readers = [call.operation for call in graph.calls if 0 in call.inputs]
-    is_embedded = {type(layer) for layer in readers} == {keras.layers.Embedding}
+    is_embedded = {isinstance(layer, keras.layers.Embedding) for layer in readers} == {True}
     is_output = 0 in keras.tree.flatten(graph.outputs)
     takes_token = is_embedded and not is_output and len(signals) == 1 and signals[0].shape == ()
     ends = np.cumsum([math.prod(signal.shape) for signal in signals])
     inputs = min(layer.input_dim for layer in readers) if takes_token else int(ends[-1])
-    if not takes_token and not all(keras.backend.is_float_dtype(s.dtype) for s in signals):
-        received = {x.name: (x.dtype, tuple(x.shape)) for x in keras.tree.flatten(graph.inputs)}
-        raise ValueError(
-            f"{stream.name} cannot be exported: a step in C takes floats, or one token that only "
-            f"keras.layers.Embedding reads. Received: {received}"
-        )
 
     def whole(x):
         xs = [x] if takes_token else [x[..., a:b] for a, b in itertools.pairwise([0, *ends])]
@@ -115,17 +109,17 @@ def _of_graph(stream):
         return stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))[0]
 
     def example(rng, steps):
-        if stream.example is not None:
-            xs = [ops.convert_to_numpy(x)[0] for x in inputs_of(stream, stream.example, steps)]
-            if takes_token:
-                return xs[0].astype("int32")
-            return np.concatenate([x.reshape(steps, -1) for x in xs], axis=-1)
-        x = rng.normal(size=(steps, inputs)).astype(stream.compute_dtype)
-        sizes = np.diff(ends, prepend=0)
-        return np.where(np.repeat([signal.is_static for signal in signals], sizes), x[:1], x)
+        given = stream.example
+        given = next(random_examples(stream, steps, rng)) if given is None else given
+        xs = [ops.convert_to_numpy(x)[0] for x in inputs_of(stream, given, steps)]
+        if takes_token:
+            return xs[0].astype("int32")
+        x = np.concatenate([x.reshape(steps, -1) for x in xs], axis=-1)
+        return x.astype(stream.compute_dtype)
 
-    is_static = any(signal.is_static for signal in signals)
-    symbols = [keras.KerasTensor((1, *signal.shape), signal.dtype) for signal in signals]
+    # Other integers are floats in C, like the channels beside them.
+    dtype = "int32" if takes_token else stream.compute_dtype
+    symbols = [keras.KerasTensor((1, *signal.shape), dtype) for signal in signals]
     return ExportedStream(
         stream.model,
         stream.initial_cache,
@@ -138,5 +132,5 @@ def _of_graph(stream):
         receptive_field=stream.receptive_field,
         longest=stream.plan.longest,
         symbols=keras.tree.pack_sequence_as(stream.inputs, symbols),
-        example=example if is_static or stream.example is not None else None,
+        example=example,
     )

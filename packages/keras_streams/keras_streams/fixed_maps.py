@@ -199,9 +199,12 @@ class Loop:
             return dataclasses.replace(op, name="Cast", args=[self.cells(0)])
         if reads_integers(self.program, op) or op.name.startswith("Logical"):
             return dataclasses.replace(op, args=[self.whole(cells) for cells in op.args])
+        numbers = self.operands(op)
+        if op.name == "Cast" and op.buffer.dtype != "bool":
+            x = self.aligned(numbers[0], max(numbers[0].bits, 0))
+            return dataclasses.replace(op, name="Truncate", args=[x.cells, self.cells(x.bits)])
         if op.buffer.dtype != "bool":
             raise ValueError(f"The operation {op.name!r} has no integer version.")
-        numbers = self.operands(op)
         bits = min(n.bits for n in numbers if isinstance(n, Number))
         return dataclasses.replace(op, args=[self.aligned(n, bits).cells for n in numbers])
 

@@ -134,7 +134,7 @@ class _Scales:
             self.tie(y, args[0].reshape(-1))
         elif op.kind == "reduce" and op.name != "prod":
             self.tie(y, args[0])
-        elif op.name in _TIED and is_real:
+        elif op.name in _TIED and is_real and op.buffer.dtype != "int64":
             self.tie(y, *numbers)
             self.tie(*numbers)
         elif op.kind != "gather" and not _is_product(op):

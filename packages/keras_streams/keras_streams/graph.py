@@ -210,6 +210,8 @@ class Graph:
         needed, calls = set(outputs), self.calls
         self.calls = []
         for call in reversed(calls):
+            if options.ignore_masks:
+                call.arguments[1].pop("mask", None)
             if needed & {*call.outputs}:
                 needed |= {*call.inputs}
                 self.calls.insert(0, call)
@@ -218,8 +220,6 @@ class Graph:
             call.place = f"{operation.name} ({type(operation).__name__})"
             if operation is not model:
                 call.place += f", operation {i} of {len(self.calls)}, in {call.model},"
-            if options.ignore_masks:
-                call.arguments[1].pop("mask", None)
             if isinstance(operation, keras.layers.SpectralNormalization):
                 # In inference it is its layer, unless it rounds an embedding to tokens' dtype.
                 if not isinstance(operation.layer, keras.layers.Embedding):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -56,7 +57,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
     steps, length = _lengths(stream)
     known: dict[int, float] = {}
     given = [] if example is None else [example]
-    for xs in (*given, *_random_examples(stream, length)):
+    for xs in (*given, *random_examples(stream, length, np.random.default_rng(0))):
         known = _compare(stream, inputs_of(stream, xs, length), steps) | known
         missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.call.outputs}]
         if not missing:
@@ -109,9 +110,8 @@ def _length_for_proof(stream, wanted):
 # The inputs
 
 
-def _random_examples(stream, length):
+def random_examples(stream: Any, length: int, rng: np.random.Generator) -> Iterator[Any]:
     """Yields random sequences for the inputs, of two rows if any number will do."""
-    rng = np.random.default_rng(0)
     operations = [call.operation for call in stream.graph.calls]
     embeddings = [layer for layer in operations if isinstance(layer, keras.layers.Embedding)]
     tokens = min((layer.input_dim for layer in embeddings), default=2)
