@@ -711,7 +711,7 @@ class RecurrentRows(Part):
 
 
 class CausalAttention(Part):
-    """`MultiHeadAttention` with a causal mask, which keeps `context` steps.
+    """Attention with a causal mask, which keeps `context` steps.
 
     If it does not attend to a sliding window of them, it attends to all past steps, and has no more
     outputs once there are more of them than it keeps.
@@ -725,10 +725,11 @@ class CausalAttention(Part):
         self.most = None if is_window else context
 
     def initial_state(self, batch_size: int) -> Any:
-        layer, dtype = self._layer, self._layer.compute_dtype
-        shape = batch_size, self._context, layer._num_heads
-        keys, values = (ops.zeros((*shape, n), dtype) for n in (layer._key_dim, layer._value_dim))
-        return [keys, values, ops.zeros((batch_size, 1), "int32")]
+        layer, kept = self._layer, []
+        for dense in (layer._key_dense, layer._value_dense):
+            _, _, *shape = dense.compute_output_shape((1, 1, *self.signal.shape))
+            kept.append(ops.zeros((batch_size, self._context, *shape), layer.compute_dtype))
+        return [*kept, ops.zeros((batch_size, 1), "int32")]
 
     def run(self, xs, state, begin=0, end=None):
         layer, context, x = self._layer, self._context, ops.cast(xs[0], self._layer.compute_dtype)
@@ -739,11 +740,14 @@ class CausalAttention(Part):
         kept = count - context + ops.arange(context + steps, dtype="int32")
         distance = at[:, :, None] - kept[:, None, :]
         mask = (distance >= 0) & (distance < context) & (kept >= 0)[:, None, :]
-        queries = layer._query_dense(x) * layer._inverse_sqrt_key_dim
-        scores = ops.einsum("bthd,bshd->bhts", queries, keys)
+        queries = layer._query_dense(x)
+        queries = queries * queries.shape[-1] ** -0.5
+        heads = queries.shape[2] // keys.shape[2]  # for each of the keys
+        scores = ops.einsum("bthd,bshd->bhts", queries, ops.repeat(keys, heads, axis=2))
         scores = ops.where(mask[:, None], scores, ops.convert_to_tensor(-math.inf, scores.dtype))
-        y = ops.einsum("bhts,bshd->bthd", ops.softmax(scores), values)
-        if layer._use_gate:
+        weights = ops.softmax(scores)
+        y = ops.einsum("bhts,bshd->bthd", weights, ops.repeat(values, heads, axis=2))
+        if hasattr(layer, "_gate_dense"):
             y = y * layer._gate_dense(x)
         y = layer._output_dense(y)
         if self.most is not None:

@@ -36,6 +36,7 @@ from keras_streams.parts import (
     output_of,
 )
 from keras_streams.protocol import has_protocol
+from keras_streams.types import Tensor
 
 _CAUSAL = (
     'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
@@ -64,7 +65,6 @@ _REFUSED = {
         "one of its layers reads the sequence from its end. Use a forward layer with the units of "
         f"both, such as keras.layers.LSTM. {OR_WINDOW}"
     ),
-    keras.layers.GroupQueryAttention: _TO_ALL,
     keras.layers.Attention: _TO_ALL,
     keras.layers.AdditiveAttention: _TO_ALL,
     keras.layers.Flatten: (
@@ -102,7 +102,7 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
     reduced = _reduced(call, signal, options)
     if reduced is not None:
         return reduced
-    if isinstance(operation, keras.layers.MultiHeadAttention) and not signals[-1].is_static:
+    if isinstance(operation, _ATTENTION) and not signals[-1].is_static:
         return _attention(call, signal, options)
     kinds = type(operation).__mro__
     for kind in kinds:
@@ -189,6 +189,9 @@ def leading_steps(call: Call, signal: Signal) -> tuple[int, int] | None:
 # Attention
 
 
+_ATTENTION = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
+
+
 def _attention(call, signal, options):
     layer, (_, named) = call.operation, call.arguments
     is_causal, window = _causality(call)
@@ -201,7 +204,9 @@ def _attention(call, signal, options):
         )
     if len(set(call.inputs)) > 1 or len(signal.shape) > 1 or signal.axis != 1:
         raise call.refusal("it attends to another sequence than its own: layer(x, x).")
-    window = min(filter(None, (layer._sliding_window, window)), default=None)
+    is_grouped = isinstance(layer, keras.layers.GroupQueryAttention)
+    sliding = layer.sliding_window if is_grouped else layer._sliding_window
+    window = min(filter(None, (sliding, window)), default=None)
     context = window or options.max_context or signal.length
     if context is None:
         raise call.refusal(
@@ -393,6 +398,15 @@ def _convolution(call, signal):
     return _window(call, signal, _kernels(call)[0].shape[:-2], of_windows)
 
 
+def spread(x: Tensor, axis: int, stride: int, widths: tuple[int, int]) -> Tensor:
+    """Returns x with zeros between its elements along an axis, padded or cropped at both ends."""
+    (left, right), size = widths, x.shape[axis]
+    at = np.arange(-left, (size - 1) * stride + 1 + right)
+    is_place = (at % stride == 0) & (at >= 0) & (at < size * stride)
+    x = ops.pad(x, [(0, int(i == axis)) for i in range(len(x.shape))])
+    return ops.take(x, np.where(is_place, at // stride, size), axis)
+
+
 @_streams(*of_any_rank("Conv{}DTranspose"), nn_ops.ConvTranspose)
 def _transposed_conv(call, signal):
     """A convolution, with the taps in reverse, of samples with zeros between them."""
@@ -404,13 +418,6 @@ def _transposed_conv(call, signal):
     sides = compute_conv_transpose_padding_args_for_jax(
         kernel.shape, kernel.shape, strides, *options
     )
-    places = {}  # of the samples of other axes than time, with zeros between them
-    for axis, (stride, (left, right)) in enumerate(zip(strides, sides, strict=True), 1):
-        if axis != signal.axis:
-            size = signal.shape[axis - 1 - (axis > signal.axis)]
-            at = np.arange(-left, (size - 1) * stride + 1 + right)
-            is_place = (at % stride == 0) & (at >= 0) & (at < size * stride)
-            places[axis] = np.where(is_place, at // stride, size)
     others = (*rates[:time], 1, *rates[time + 1 :])
 
     def function(x, kernel, **options):
@@ -418,14 +425,14 @@ def _transposed_conv(call, signal):
         return ops.conv(x, kernel, **options)
 
     def of_window(x):
-        for axis, at in places.items():
-            x = ops.take(ops.pad(x, [(0, int(i == axis)) for i in range(rank + 2)]), at, axis)
+        for axis, (stride, widths) in enumerate(zip(strides, sides, strict=True), 1):
+            x = x if axis == signal.axis else spread(x, axis, stride, widths)
         return _convolved(call, function, x, dilation_rate=others)
 
-    spread, (left, right) = _repeated(call, signal, strides[time], zeros=True), sides[time]
+    split, (left, right) = _repeated(call, signal, strides[time], zeros=True), sides[time]
     taps, right = kernel.shape[time], right + 1 - strides[time]
     options = {"taps": taps, "dilation": rates[time], "left": left, "right": right}
-    return [spread, Window(call, spread.outputs[0], of_window, **options)]
+    return [split, Window(call, split.outputs[0], of_window, **options)]
 
 
 # Pooling
@@ -541,6 +548,17 @@ def _reshape(call, signal):
         return ops.reshape(x, (-1, ops.shape(x)[1], size, *output.shape))
 
     return Split(call, signal, output, size, split)
+
+
+# Categories
+
+
+@_streams(keras.layers.CategoryEncoding, keras.layers.Discretization, keras.layers.IntegerLookup)
+def _categories(call, signal):
+    if signal.shape or call.operation.output_mode != "one_hot":
+        return Pointwise(call, [signal])
+    # Of another axis, or Keras would drop that of a single step.
+    return Each(signal, lambda x: call.of_model([x[..., None]]), output_of(call, signal))
 
 
 # Sound
@@ -679,7 +697,10 @@ def _slice(call, signal):
     place = places[signal.axis]
     time, key[place] = key[place], slice(None)
     if key[places[0]] != slice(None) or places[0] != 0:
-        raise call.refusal(f"it selects rows of a batch. Received: {key[0]}")
+        raise call.refusal(
+            "it selects along the first axis, which is that of the batch. State a recurrence over "
+            f"time as a cell of keras.layers.RNN. Received: {key[0]}"
+        )
     axis = sum(not isinstance(k, int) for k in key[:place])
     has_time = isinstance(time, slice)
     like = output_of(call, signal, has_time=has_time, axis=axis if has_time else 1)

@@ -31,6 +31,12 @@ def test_attention_to_a_sliding_window_is_equal_for_ever():
     check_equal(model(sliding_window=4), [noise(2, 20, 6)])
 
 
+def test_groups_of_queries_share_their_keys():
+    x = keras.Input((None, 6))
+    layer = layers.GroupQueryAttention(3, 4, 2, sliding_window=4, use_gate=True)
+    check_equal(keras.Model(x, layer(x, x, use_causal_mask=True)), [noise(2, 20, 6)])
+
+
 def test_attention_to_later_or_all_steps_is_refused():
     with pytest.raises(ValueError, match="attention.*attends to all steps.*use_causal_mask=True"):
         to_stream(model(causal=False), max_context=8)

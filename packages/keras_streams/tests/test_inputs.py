@@ -75,6 +75,16 @@ def test_inputs_without_time_are_repeated_for_each_step():
     check_equal(model, [noise(2, 10, 3), np.array([[1], [4]], "int32")])
 
 
+def test_categories_of_each_step():
+    token, x = keras.Input((None,), dtype="int32"), keras.Input((None,))
+    y = [
+        layers.CategoryEncoding(4, output_mode="one_hot")(token),
+        layers.Discretization([-0.5, 0.5], output_mode="one_hot")(x),
+    ]
+    model = keras.Model([token, x], layers.Concatenate()(y))
+    check_equal(model, [np.arange(18).reshape(2, 9) % 4, noise(2, 9)])
+
+
 def test_a_value_of_all_steps_and_an_input_without_time():
     x, static = keras.Input((None, 3)), keras.Input((4,))
     y = layers.Concatenate()([layers.GlobalMaxPooling1D()(x), layers.Dense(2)(static)])
