@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_streams.graph_stream import to_stream
-from keras_streams.protocol import check_built, flatten_inputs
+from keras_streams.protocol import all_layers, check_built, flatten_inputs
 from keras_streams.types import Cache, Tensor
 from keras_streams.xla import compile_flat, compile_xla
 
@@ -92,6 +92,9 @@ def compiled_step(
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
     variables = [] if frozen else layer.variables
+    parts = all_layers(getattr(stream, "model", stream))
+    # XLA has no tables of strings and integers; recurrent layers use their cells.
+    is_xla = all(part.supports_jit or isinstance(part, keras.layers.RNN) for part in parts)
     weights = [(v, ops.convert_to_numpy(v)) for v in layer.variables] if frozen else []
 
     def compile_for(specs):
@@ -103,7 +106,7 @@ def compiled_step(
             return [*keras.tree.flatten(y), *PackedCache.pack(cache, specs).tensors]
 
         is_flat = keras.backend.backend() == "tensorflow"
-        return compile_flat(step) if is_flat else compile_xla(step, variables)
+        return compile_flat(step, is_xla) if is_flat else compile_xla(step, variables)
 
     def call(x, cache):
         cache = cache if isinstance(cache, PackedCache) else PackedCache.pack(cache)

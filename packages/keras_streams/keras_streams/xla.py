@@ -56,14 +56,14 @@ def _compile_jax(function, variables, updated):
     return call
 
 
-def compile_flat(function: Callable) -> Callable:
+def compile_flat(function: Callable, jit_compile: bool = True) -> Callable:
     """Compiles a function of TensorFlow's tensors that returns a list, with low call overhead.
 
     It skips the most expensive parts of calling a `tf.function`: structures, and its gradient.
     """
     import tensorflow as tf
 
-    graphs = compile_xla(function, [])
+    graphs = compile_xla(function, [], jit_compile=jit_compile)
     traced: dict[tuple, tuple] = {}
 
     def call(*arguments):

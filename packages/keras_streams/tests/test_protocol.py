@@ -49,6 +49,15 @@ def test_a_compiled_step_reads_the_weights_of_the_moment_unless_frozen():
     np.testing.assert_allclose([*before[1:], *after[1:]], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_a_compiled_step_has_layers_that_xla_cannot_compile():
+    parts = layers.Hashing(5), layers.Embedding(5, 4), layers.GRU(3)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), *parts])
+    x, stream = np.array([[7], [3]]), to_stream(model)
+    y, _ = compiled_step(stream)(x[:, 0], stream.initial_cache(2))
+    np.testing.assert_allclose(y, model(x), rtol=1e-5, atol=1e-6)
+
+
 def test_a_packed_cache_is_that_of_the_layers():
     half = layers.Conv1D(2, 3, padding="causal", dtype="bfloat16")
     stack = keras.Sequential(
