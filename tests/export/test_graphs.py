@@ -216,6 +216,9 @@ def test_a_step_may_be_any_operations():
         ops.sqrt(ops.var(x, axis=-1)) + ops.mean(x, axis=-1),
         layers.TimeDistributed(layers.Conv1D(4, 2, padding="same"))(x),
         layers.TimeDistributed(layers.AveragePooling1D(2, padding="same"))(x),
+        layers.TimeDistributed(layers.Conv1DTranspose(2, 3, strides=2, padding="same"))(x),
+        layers.UnitNormalization()(x),
+        layers.Discretization([-0.5, 0.5], output_mode="one_hot")(x),
     ]
     model = keras.Model(x, outputs)
     draw(model, np.random.default_rng(0))

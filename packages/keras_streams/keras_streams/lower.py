@@ -13,9 +13,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend.common.backend_utils import compute_conv_transpose_padding_args_for_jax
 
 from keras_streams.cells import Cells, Op, Program
-from keras_streams.rules import padding_of
+from keras_streams.rules import padding_of, spread
 from keras_streams.trace import Trace, recorded
 
 _MOVES = set(
@@ -164,6 +165,8 @@ class _Lowering:
             return self.moved(node, args, kwargs)
         if name == "Take":
             return self.rows(operation, *args)
+        if getattr(operation, "data_format", None) == "channels_first":
+            raise NotImplementedError('Use data_format="channels_last".')
         if dtype in _WRAPPING and any(x.dtype != "bool" for x in node.input_tensors):
             raise NotImplementedError(f"Integers of {dtype} wrap in Keras: use int32.")
         if name == "Cast":
@@ -470,6 +473,13 @@ def _rms_norm(o, x, scale=None):
     return _scaled(y, _along(o, x, scale), None)
 
 
+def _normalize(o, x):
+    if o.order != 2:
+        raise NotImplementedError("Use order=2.")
+    factor = ops.rsqrt(ops.sum(ops.square(x), o.axis, keepdims=True))
+    return x * ops.minimum(factor, 1 / _epsilon(o))
+
+
 def _epsilon(o):
     return keras.config.epsilon() if o.epsilon is None else o.epsilon
 
@@ -546,8 +556,6 @@ def _sign(o, x):
 
 def _windows(o, x, size):
     """Returns the windows that `o` reads, (batch, *outputs, *taps, channels)."""
-    if getattr(o, "data_format", None) == "channels_first":
-        raise NotImplementedError('Use data_format="channels_last".')
     rank, order = len(x.shape) - 2, [0]
     fill = -math.inf if type(o).__name__ == "MaxPool" else 0.0
     sizes, strides, dilations = (
@@ -574,6 +582,18 @@ def _conv(o, x, kernel):
     kernel = ops.reshape(kernel, (math.prod(taps), width, groups, filters // groups))
     y = ops.einsum("...kgc,kcgf->...gf", seen, kernel)
     return ops.reshape(y, (*outputs, filters))
+
+
+def _conv_transpose(o, x, kernel):
+    """A convolution, with the taps in reverse, of x with zeros between its elements."""
+    rank = len(x.shape) - 2
+    strides = (o.strides,) * rank if isinstance(o.strides, int) else o.strides
+    options = strides, o.padding, o.output_padding, o.dilation_rate
+    sides = compute_conv_transpose_padding_args_for_jax(x.shape, kernel.shape, *options)
+    for axis, (stride, widths) in enumerate(zip(strides, sides, strict=True), 1):
+        x = spread(x, axis, stride, widths)
+    kernel = ops.swapaxes(ops.flip(kernel, axis=tuple(range(rank))), -1, -2)
+    return ops.conv(x, kernel, dilation_rate=o.dilation_rate)
 
 
 def _depthwise_conv(o, x, kernel):
@@ -619,6 +639,11 @@ def _dot_product_attention(o, query, key, value, bias=None, mask=None, scale=Non
     return ops.einsum("bnts,bsnh->btnh", ops.softmax(scores), value)
 
 
+def _digitize(o, x, bins):
+    is_above = ops.expand_dims(x, -1) >= _numbers(bins)
+    return ops.sum(ops.cast(is_above, "int32"), axis=-1)
+
+
 def _one_hot(o, x):
     y = ops.equal(ops.expand_dims(x, -1), np.arange(o.num_classes))
     return ops.cast(ops.moveaxis(y, -1, o.axis), o.dtype)
@@ -647,8 +672,10 @@ COMPOSITES: dict[str, Callable] = {
     "Celu": lambda o, x: ops.where(x > 0, x, o.alpha * ops.expm1(ops.minimum(x, 0.0) / o.alpha)),
     "Clip": lambda o, x, *limits: ops.minimum(ops.maximum(x, o.x_min), o.x_max),
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "Cumsum": _cumsum,
     "DepthwiseConv": _depthwise_conv,
+    "Digitize": _digitize,
     "DotProductAttention": _dot_product_attention,
     "Elu": _elu,
     "FloorDivide": lambda o, a, b: ops.floor(a / b),
@@ -669,6 +696,7 @@ COMPOSITES: dict[str, Callable] = {
     "MaxPool": lambda o, x: _pooled(o, x, ops.max),
     "Mean": lambda o, x: _average(x, o.axis, o.keepdims),
     "Moments": lambda o, x: (_average(x, o.axes, o.keepdims), _variance(x, o.axes, o.keepdims)),
+    "Normalize": _normalize,
     "OneHot": _one_hot,
     "RFFT": _rfft,
     "RMSNorm": _rms_norm,

@@ -102,6 +102,8 @@ def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
         _patch(Node, "__init__", create_node),
         _patch(keras.Layer, "__call__", call),
         _patch(DynamicBackend, "__getattr__", _operations_of),
+        # `Discretization` passes a list.
+        _patch(ops.numpy, "digitize", lambda x, bins: ops.digitize(x, np.asarray(bins))),
         _patch(ops, "scan", _unrolled_scan),
         _patch(ops, "fori_loop", _unrolled_loop),
     ):
