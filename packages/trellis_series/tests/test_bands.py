@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
-from trellis_series.bands import Band, calibrate, changes, rate_of
+from trellis_series.bands import Band, calibrate, moving_change, rate_of
 from trellis_series.ensemble import first_origin
 
 HORIZON = 12
@@ -107,7 +107,7 @@ def test_the_unit_is_a_mean_of_changes_over_a_season():
     rate = rate_of(season, 1)
     kept = (1 - rate) ** np.arange(len(z) - season + 1)
     expected = [1.0] * (season - 1) + [*kept[:-1], kept[-1] + 3 * rate]
-    found = changes(z, np.ones(len(z), bool), season, 1)
+    found = moving_change(z, np.ones(len(z), bool), season, 1)
     np.testing.assert_allclose(found, expected)
 
 

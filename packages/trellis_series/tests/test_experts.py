@@ -9,7 +9,7 @@ SEASON, HORIZON = 3, 7
 
 def test_filters_follow_their_equations():
     y = np.random.default_rng(0).normal(size=30).cumsum()
-    filters = smoothing.bank(SEASON)
+    filters = smoothing.all_filters(SEASON)
     state = smoothing.start(filters, y[:SEASON])
     for value in y[SEASON:]:
         state = smoothing.step(filters, state, value)

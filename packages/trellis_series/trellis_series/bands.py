@@ -56,7 +56,7 @@ def shares(levels: Sequence[float], independent: float) -> np.ndarray:
     return np.minimum(np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1)), 1.0)
 
 
-def changes(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:
+def moving_change(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:
     """Returns v after each step, (time,): a moving mean of the changes over one season.
 
     `z` (time,) is in units of the mean change; `known` (time,) says which values were measured.

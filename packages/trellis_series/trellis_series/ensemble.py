@@ -21,7 +21,7 @@ class Transform(NamedTuple):
     """
 
     is_log: bool
-    unit: float
+    scale: float
     least: float
     largest: float
 
@@ -29,13 +29,13 @@ class Transform(NamedTuple):
         """Returns values, perhaps NaN, as an expert reads them."""
         if not self.is_log:
             return y
-        return xp.log(xp.where(xp.isnan(y), np.nan, xp.maximum(y, self.least))) / self.unit
+        return xp.log(xp.where(xp.isnan(y), np.nan, xp.maximum(y, self.least))) / self.scale
 
     def invert(self, z: Any, xp: Any = np) -> Any:
         """Returns the values of what an expert has forecast."""
         if not self.is_log:
             return z
-        return xp.exp(xp.minimum(z * self.unit, math.log(self.largest)))
+        return xp.exp(xp.minimum(z * self.scale, math.log(self.largest)))
 
 
 class Filters(NamedTuple):
@@ -79,7 +79,7 @@ class Ensemble(NamedTuple):
             ones, missed at past origins.
         origin_local: Array (origins,), the state's `local` there.
         independent: Float, the number of origins that share no targets.
-        naive_change: Float, the root mean square change over `naive_season`.
+        root_mean_square_change: Float, the root mean square change over `naive_season`.
         state: After the last value.
         net_share, reach: The weight of a network, and the number of last values that it reads.
         last: The time of the last value, of the kind of the table's times.
@@ -100,7 +100,7 @@ class Ensemble(NamedTuple):
     naive_errors: np.ndarray
     origin_local: np.ndarray
     independent: float
-    naive_change: float
+    root_mean_square_change: float
     state: State
     net_share: float = 0.0
     reach: int = 0
@@ -116,7 +116,7 @@ class Ensemble(NamedTuple):
             for transform, season, bank in self.filters
         ]
         z = self.transform.apply(filled)
-        local = bands.changes(z, known, self.season, self.horizon)[-1:]
+        local = bands.moving_change(z, known, self.season, self.horizon)[-1:]
         values, *covariates = (last_rows(part, self.length) for part in (filled, future, past))
         return State(values, local, tuple(states), *covariates)
 
@@ -167,7 +167,7 @@ class Ensemble(NamedTuple):
         x = ridge.centered(z, self.season, xp)
         base = seasons.naive(z, self.season, self.horizon, xp)
         if state.past is not None:
-            x = np.concatenate([x, changes_of(state.past[-1 - self.season :], self.season)[-1]])
+            x = np.concatenate([x, with_changes(state.past[-1 - self.season :], self.season)[-1]])
         if len(self.slopes):
             base = base + ahead @ self.slopes
         for kernel in self.kernels:
@@ -195,7 +195,7 @@ class Ensemble(NamedTuple):
             most = (1 + np.array(levels) / 100) / 2  # a normal distribution has no largest error
             shares = np.minimum(bands.shares(levels, self.independent), most)
             normal = [NormalDist().inv_cdf(0.5 + share / 2) for share in shares]
-            least = np.outer(normal, self.naive_change * np.sqrt(cycles))
+            least = np.outer(normal, self.root_mean_square_change * np.sqrt(cycles))
         return bands.Band(factors, least)
 
     @property
@@ -235,7 +235,7 @@ def last_rows(values: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([values[:1]] * missing + [values[-count:]])
 
 
-def changes_of(past: np.ndarray, season: int) -> np.ndarray:
+def with_changes(past: np.ndarray, season: int) -> np.ndarray:
     """Returns covariates and their changes over a season, (time, 2 channels)."""
     changes = np.zeros_like(past)
     changes[season:] = past[season:] - past[:-season]

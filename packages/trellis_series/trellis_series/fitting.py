@@ -15,11 +15,11 @@ from trellis_series.ensemble import (
     Filters,
     State,
     Transform,
-    changes_of,
     fill,
     first_origin,
     last_rows,
     smoothed,
+    with_changes,
 )
 
 _ORIGINS, _MOST_ORIGINS, _APART = 60, 200, 80  # past origins; more in series that are long
@@ -62,7 +62,7 @@ class Fitting:
         self.season = next((s for s in candidates if len(y) >= 2 * s), 1)
         self.known = ~np.isnan(y)
         y = fill(y, self.season)
-        self.scale = seasons.naive_scale(y, self.season) or float(np.abs(y).max()) or 1.0
+        self.scale = seasons.mean_change(y, self.season) or float(np.abs(y).max()) or 1.0
         self.y = y = y / self.scale
         self.low = 0.0 if y.min() >= 0 else -np.inf
         self.future, self.past = future, past
@@ -108,14 +108,14 @@ class Fitting:
             self.filters.append(Filters(transform, season, bank))
             self.states.append(state)
 
-        add("smoothing", self.transform, m, smoothing.bank(m))
+        add("smoothing", self.transform, m, smoothing.all_filters(m))
         if y.min() > 0:
-            logs = Transform(True, seasons.naive_scale(np.log(y), m) or 1.0, least, largest)
-            add("log smoothing", logs, m, smoothing.bank(m))
+            logs = Transform(True, seasons.mean_change(np.log(y), m) or 1.0, least, largest)
+            add("log smoothing", logs, m, smoothing.all_filters(m))
             plain, log = map(self._miss, self.experts.values())
             self.transform = logs if log < plain else self.transform
         if self.naive_season > m:
-            add("long season", self.transform, self.naive_season, smoothing.long_bank())
+            add("long season", self.transform, self.naive_season, smoothing.seasonal_filters())
 
     def _miss(self, forecasts):
         """Returns the mean absolute error (...) of forecasts (..., origins, horizon)."""
@@ -131,7 +131,7 @@ class Fitting:
         self.lags = max(min(wide, n // 4), m)
         self.group = m, self.lags, len(self.bounds)
         self.z = self.transform.apply(self.y)
-        self.extra = changes_of(self.past, m)
+        self.extra = with_changes(self.past, m)
         self.slopes = [self._slope(bound) for bound in self.bounds]
 
     def _slope(self, bound):
@@ -192,7 +192,7 @@ class Fitting:
         naive = seasons.naive(last, self.naive_season, self.horizon)
         actual, *forecasts = map(self.transform.apply, (self.actual, self.combined[:-1], naive))
         changes = self.z[self.naive_season :] - self.z[: -self.naive_season]
-        self.local = bands.changes(self.z, self.known, self.season, self.horizon)
+        self.local = bands.moving_change(self.z, self.known, self.season, self.horizon)
         ensemble = Ensemble(
             horizon=self.horizon,
             season=self.season,
@@ -209,7 +209,7 @@ class Fitting:
             naive_errors=forecasts[1] - actual,
             origin_local=self.local[past - 1],
             independent=self.independent,
-            naive_change=float(np.sqrt(np.mean(changes**2))) if len(changes) else 1.0,
+            root_mean_square_change=float(np.sqrt(np.mean(changes**2))) if len(changes) else 1.0,
             state=self.state(0),
         )
         return ensemble._replace(state=self.state(ensemble.length))

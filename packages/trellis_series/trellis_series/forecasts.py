@@ -14,8 +14,7 @@ from tqdm.auto import tqdm
 from utilsforecast.plotting import plot_series
 
 from trellis_keras.layers.checks import check_positive
-from trellis_series import network as networks
-from trellis_series import saving, seasons
+from trellis_series import network_expert, saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
 from trellis_series.panel import Columns, History, read_future, read_panel, to_frame
@@ -154,7 +153,7 @@ class Forecasts:
             fitting.combine(loss, pooled[kind])
             for fitting, loss, kind in zip(fittings, losses, kinds, strict=True)
         ]
-        self.trained_network, models = networks.add(fittings, models, self.network, self.seed)
+        self.trained_network, models = network_expert.add(fittings, models, self.network, self.seed)
         pairs = zip(panel, models, strict=True)
         return {series.name: model._replace(last=series.times[-1]) for series, model in pairs}
 
@@ -273,7 +272,7 @@ class Forecasts:
             for name in ("values", "past", "future")
         )
         steps = None if ahead[names[0]] is None else np.stack([ahead[name] for name in names])
-        found = np.asarray(networks.forecast(self.trained_network, y, past, future, steps))
+        found = np.asarray(network_expert.forecast(self.trained_network, y, past, future, steps))
         return dict(zip(names, found, strict=True))
 
     def update(self, df: Any) -> "Forecasts":

@@ -45,7 +45,7 @@ def naive(last: Any, season: int, horizon: int, xp: Any = np) -> Any:
     return xp.take(last, last.shape[-1] - season + np.arange(horizon) % season, axis=-1)
 
 
-def naive_scale(y: np.ndarray, season: int) -> float:
+def mean_change(y: np.ndarray, season: int) -> float:
     """Returns the mean absolute change over one season, by which MASE divides errors."""
     changes = np.abs(y[season:] - y[:-season])
     return float(changes.mean()) if len(changes) else 0.0

@@ -57,14 +57,14 @@ class FilterState(NamedTuple):
     steps: Any
 
 
-def bank(season: int) -> Bank:
+def all_filters(season: int) -> Bank:
     """Returns all filters for a season."""
     seasons = _SEASONS if season > 1 else _SEASONS[:1]
     grid = [(a, *trend, g) for a, trend, g in itertools.product(_LEVELS, _TRENDS, seasons)]
     return Bank(*np.array(grid, "float64").T)
 
 
-def long_bank() -> Bank:
+def seasonal_filters() -> Bank:
     """Returns filters of a season alone, each step of which is a moving mean over cycles."""
     grid = [(0, *_TRENDS[0], g) for g in _LONG_SEASONS]
     return Bank(*np.array(grid, "float64").T)

@@ -16,7 +16,7 @@ from trellis_keras.files import atomic_folder
 from trellis_keras.types import Cache, Tensor
 from trellis_series import smoothing
 from trellis_series.ensemble import Ensemble, State
-from trellis_series.network import forecast
+from trellis_series.network_expert import forecast
 
 _FILES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
 
