@@ -7,34 +7,36 @@ import math
 import os
 import pathlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from keras_streams.files import check_output
 from trellis_keras.files import atomic_folder, read_json, read_npz
 from trellis_keras.saved_files import load_model
 from trellis_series.ensemble import Ensemble
 
-_ABOUT, _ARRAYS, _NETWORK = "forecasts.json", "series.npz", "network.keras"
+_FILES = _ABOUT, _ARRAYS, _NETWORK = "forecasts.json", "series.npz", "network.keras"
+_VERSION = 1  # of the fields of an `Ensemble`, which have no names in a folder
 
 
-def check_folder(path: str | os.PathLike, overwrite: bool) -> pathlib.Path:
-    """Returns the folder to save to."""
+def check_folder(
+    path: str | os.PathLike, overwrite: bool, files: Collection[str] = _FILES
+) -> pathlib.Path:
+    """Returns a folder to write to, which may have no other files than these."""
     path = pathlib.Path(path).expanduser()
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent} for {path.name}.")
-    if path.exists():
-        if not overwrite:
-            raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
-        others = {path.name} if not path.is_dir() else {file.name for file in path.iterdir()}
-        others -= {_ABOUT, _ARRAYS, _NETWORK}
-        if others:
-            raise ValueError(
-                f"{path} has other contents than saved forecasts, which would be lost: "
-                f"{', '.join(sorted(others)[:5])}. Choose another folder."
-            )
+    if not path.exists():
+        return check_output(path)
+    others = {file.name for file in path.iterdir()} - set(files) if path.is_dir() else {path.name}
+    if others:
+        raise ValueError(
+            f"{path} has contents that would be lost: {', '.join(sorted(others)[:5])}. Choose "
+            "another name."
+        )
+    if not overwrite:
+        raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
     return path
 
 
@@ -56,7 +58,7 @@ def save(
     times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
     leaves = [leaf for model in models.values() for leaf in _leaves(model._replace(last=0))]
     with atomic_folder(check_folder(path, overwrite)) as folder:
-        text = json.dumps({**about, "names": names, **times}, indent=2, allow_nan=False)
+        text = json.dumps({"version": _VERSION, **about, "names": names, **times}, indent=2, allow_nan=False)
         (folder / _ABOUT).write_text(text + "\n", encoding="utf-8")
         np.savez_compressed(
             folder / _ARRAYS,
@@ -72,6 +74,11 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
     """Returns what `save` was given: `about`, the models, and the network."""
     path = pathlib.Path(path).expanduser()
     about = read_json(path / _ABOUT, "forecasts of trellis_series")
+    if about.get("version") != _VERSION:
+        raise ValueError(
+            f"{path} must have version {_VERSION} of saved forecasts. Received: "
+            f"{about.get('version')!r}"
+        )
     try:
         leaves = collections.deque(_stored_leaves(**read_npz(path / _ARRAYS)))
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
@@ -85,9 +92,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
             ):
                 raise ValueError("its arrays do not fit together")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path / _ARRAYS} is damaged, or of another version: {error!r}"
-        ) from error
+        raise ValueError(f"{path / _ARRAYS} is damaged: {error!r}") from error
     reach = {model.reach for model in models.values() if model.net_share}
     network = load_model(path / _NETWORK) if reach else None
     if network is not None and reach != {network.linear_window}:

@@ -17,6 +17,7 @@ from trellis_keras.types import Cache, Tensor
 from trellis_series import smoothing
 from trellis_series.ensemble import Ensemble, State
 from trellis_series.network_expert import forecast
+from trellis_series.saving import check_folder
 
 _FILES = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
 
@@ -129,9 +130,7 @@ def export(stream: ForecastStream, path: str | os.PathLike, overwrite: bool = Fa
             "A SavedModel needs the TensorFlow backend. Received: "
             f"KERAS_BACKEND={keras.backend.backend()}"
         )
-    is_export = path.is_dir() and {each.name for each in path.iterdir()} <= _FILES
-    if path.exists() and not (overwrite and is_export):
-        raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
+    path = check_folder(path, overwrite, _FILES)
     import tensorflow as tf
 
     values = tf.TensorSpec((None, None, 1), stream.compute_dtype, name="values")
