@@ -244,6 +244,14 @@ def test_damaged_files_are_named(fitted, tmp_path, name):
             Forecasts.load(tmp_path / "kept")
 
 
+def test_a_folder_of_another_version_is_named(fitted, tmp_path):
+    fitted.save(tmp_path / "kept")
+    path = tmp_path / "kept" / "forecasts.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(ValueError, match="version 1.*: 2"):
+        Forecasts.load(tmp_path / "kept")
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -38,7 +38,7 @@ _OF_FITS = (  # options that forecasts keep
 
 @app.callback()
 def _about() -> None:
-    """Forecasts time series, and says whether to trust the forecasts."""
+    """Forecasts time series, and compares the forecasts with the seasonal naive ones."""
 
 
 @app.command()
@@ -147,7 +147,7 @@ def forecast(
             forecasts.network = (
                 forecasts.backtest_network
             )  # trained once, and left out where it did not help
-            forecasts.is_better = of_naive <= 1
+            forecasts.beats_naive = of_naive <= 1
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(of_naive, fallback)}")
         few = sum(model.has_few_origins for model in forecasts.models.values())
@@ -156,7 +156,7 @@ def forecast(
                 f"{few:,} of {len(forecasts.models):,} series are too short to know how wide a "
                 "band must be: theirs are at least those of the naive forecast."
             )
-    kind, other = ("naive", "ours") if fallback and forecasts.is_better is False else _KINDS
+    kind, other = ("naive", "ours") if fallback and forecasts.beats_naive is False else _KINDS
     written = found.drop(columns=[name for name in found if name.split("-")[0] == other])
     if forecasts.columns.id not in frame:
         written = written.drop(columns=forecasts.columns.id)
@@ -237,15 +237,16 @@ def _backtest(forecasts, frame, windows, rivals):
 
 
 def _verdict(of_naive, fallback):
-    """Returns whether to trust the forecast, in a line."""
+    """Returns which forecast the backtest favors, in a line."""
     if of_naive is None:
-        return "Unknown whether to trust it: the series are too short for a backtest."
+        return "There is no backtest: the series are too short for one."
     if of_naive <= 1:
-        return f"Trust it: its errors are {1 - of_naive:.0%} below the seasonal naive forecast's."
+        below = f"{1 - of_naive:.0%} below those of the seasonal naive forecast"
+        return f"The backtest favors this forecast: its errors are {below}."
     written = ", which is written instead (--no-fallback writes ours)" if fallback else ""
     return (
-        f"Do not trust it: its errors are {of_naive - 1:.0%} above those of the seasonal naive "
-        f"forecast{written}."
+        f"The backtest favors the seasonal naive forecast{written}: our errors are "
+        f"{of_naive - 1:.0%} above its errors."
     )
 
 

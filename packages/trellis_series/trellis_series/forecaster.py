@@ -248,7 +248,7 @@ class Forecaster(SequenceModel):
         Args:
             train: Rows of the training part: an array (time, channels), or a sequence of such
                 arrays, one for each series. The future channels are at their own time.
-            valid: The validation part, used to choose the map's penalty. Defaults to none.
+            valid: The validation part, used to choose the map's penalty. Defaults to `()`.
         """
         rows = arrays_of(train)
         super().adapt(rows)

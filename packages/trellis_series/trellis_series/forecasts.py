@@ -56,8 +56,8 @@ class Forecasts:
     Attributes:
         trained_network: The network of the forecasts after `fit`, or `None`.
         backtest_network: The network of the last `cross_validation`, or `None`.
-        is_better: Boolean, whether the forecasts were better than the seasonal naive one when the
-            command tried both; `None` if it did not.
+        beats_naive: Boolean, whether the forecasts were better than the seasonal naive ones in the
+            backtest of the command; `None` without it.
 
     Example:
 
@@ -107,7 +107,7 @@ class Forecasts:
         self.network = network
         self.seed = seed
         self.models: dict[Any, Ensemble] = {}
-        self.is_better: bool | None = None
+        self.beats_naive: bool | None = None
         self.trained_network: Any = None
         self.backtest_network: Any = None
 
@@ -490,7 +490,7 @@ class Forecasts:
 
 
 _ARGUMENTS = ("horizon", "freq", "levels", "season", "seed")
-_FITTED = ("fitted_freq", "encoding", "_candidates", "is_better")  # besides the models
+_FITTED = ("fitted_freq", "encoding", "_candidates", "beats_naive")  # besides the models
 
 
 def check_levels(levels: Any) -> tuple[float, ...]:

@@ -49,8 +49,8 @@ def fit_map(
         season: Integer, of the naive forecasts.
 
     Returns:
-        The kernel (window, channels, horizon), the least scale, and what is left of targets in
-        units of the scale of their windows, (windows, horizon).
+        The kernel (window, channels, horizon), the least scale, and the residuals of the
+        targets in units of the scale of their windows, (windows, horizon).
     """
     (window, channels), (horizon, targets) = x.shape[1:], y.shape[1:]
     scale = np.abs(np.diff(x[..., target], axis=1)).mean(axis=1)

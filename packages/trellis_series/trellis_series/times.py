@@ -1,4 +1,4 @@
-"""Times of tables: how they are written, the step by which they rise, and those that follow."""
+"""Times of tables: how they are written, their frequency, and those that follow."""
 
 import contextlib
 import re
@@ -120,11 +120,11 @@ def time_range(
         start, end = (time and time.tz_localize(None) for time in (start, end))
         found = pd.date_range(start, end, periods, offset)  # some of which may not exist there
         return found.tz_localize(zone, ambiguous=False, nonexistent="shift_forward")
-    rise = int(freq)
+    step = int(freq)
     if periods is None:
-        return pd.RangeIndex(start, end + 1, rise)
-    start = end - (periods - 1) * rise if start is None else start
-    return pd.RangeIndex(start, start + periods * rise, rise)
+        return pd.RangeIndex(start, end + 1, step)
+    start = end - (periods - 1) * step if start is None else start
+    return pd.RangeIndex(start, start + periods * step, step)
 
 
 def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
@@ -140,7 +140,7 @@ def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
     wrong = times[grid.get_indexer(times) < 0]
     if len(wrong):
         raise ValueError(
-            f"The times rise by {freq!r}, but {wrong[0]} is between two steps. Pass another "
+            f"The times are spaced by {freq!r}, but {wrong[0]} is between two steps. Pass another "
             "`freq`, or aggregate the table."
         )
     return grid
@@ -181,9 +181,9 @@ def infer_freq(times: pd.Index) -> str | int:
     off = (steps % step).to_numpy() != np.timedelta64(0)
     if off.any():
         raise ValueError(
-            f"Most times rise by {step}, but after {times[:-1][off][0]} comes "
-            f"{times[1:][off][0]}. Times must rise by one step, or several where rows are missing. "
-            "Pass `freq`, such as freq='D', if they rise by months."
+            f"Most times are spaced by {step}, but after {times[:-1][off][0]} comes "
+            f"{times[1:][off][0]}. Times must be one step apart, or several where rows are "
+            "missing. Pass `freq`, such as freq='MS', if they are months."
         )
     days, rest = divmod(step, _DAY)
     if days % 7 == 0 and not rest and (times.dayofweek == times.dayofweek[0]).all():
