@@ -109,8 +109,8 @@ def forecast(
     frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
     backtest = None
     if model is not None:
-        sources = {name: str(context.get_parameter_source(name)) for name in _OF_FITS}
-        own = [name for name, source in sources.items() if source.endswith("COMMANDLINE")]
+        typed = context.get_parameter_source("output")  # which is required
+        own = [name for name in _OF_FITS if context.get_parameter_source(name) is typed]
         if own:
             raise ValueError(
                 f"{model} was fitted with options of its own. Leave out --{own[0]}, or --model."
@@ -144,9 +144,8 @@ def forecast(
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
         backtest, of_naive = _backtest(forecasts, known, windows, rivals)
         if backtest is not None:
-            forecasts.network = (
-                forecasts.backtest_network
-            )  # trained once, and left out where it did not help
+            # Trained once, and left out where it did not help.
+            forecasts.network = forecasts.backtest_network
             forecasts.beats_naive = of_naive <= 1
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(of_naive, fallback)}")
