@@ -4,6 +4,7 @@ No expert has seen what followed an origin. The weights of the experts, the pena
 regressions and the width of the band come from those errors.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -220,6 +221,7 @@ class Fitting:
         return State(values, self.local[-1:], tuple(self.states), *covariates)
 
 
+@functools.cache
 def simplex(experts: int) -> np.ndarray:
     """Returns all weights in steps of 1/8, (combinations, experts)."""
     rows = [r for r in np.ndindex(*(_PARTS + 1,) * (experts - 1)) if sum(r) <= _PARTS]

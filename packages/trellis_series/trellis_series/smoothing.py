@@ -16,6 +16,7 @@ Functions take arrays of NumPy or, in a stream, tensors and `keras.ops` as `xp`.
 second in products, because NumPy would not multiply a symbolic tensor.)
 """
 
+import collections
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -82,24 +83,31 @@ def start(filters: Bank, first: np.ndarray) -> FilterState:
 
 def step(filters: Bank, state: FilterState, y: Any, xp: Any = np) -> FilterState:
     """Returns the state after one more value, NaN if it is missing, a scalar or (..., 1)."""
+    seasons = state.seasons
+    state, term = _advance(filters, state, seasons[..., 0, :], y, xp)
+    seasons = xp.concatenate([seasons[..., 1:, :], term[..., None, :]], axis=-2)
+    return state._replace(seasons=seasons)
+
+
+def _advance(filters, state, term, y, xp=np):
+    """Returns the state after one more value, its seasons unchanged, and the term that follows."""
     alpha, beta, phi, drift, gamma = filters
     level, trend, seasons, loss, seen, steps = state
     season = seasons.shape[-2]
     now = level + trend * phi
-    error = y - now - seasons[..., 0, :]
+    error = y - now - term
     missing = xp.isnan(error)
     error = xp.where(missing, 0.0, error)
     new = now + error * alpha
     mean_change = trend + ((new - level) * drift - trend) / (steps + 5)
     trend = xp.where(drift > 0, mean_change, trend * phi + error * (alpha * beta))
     gain = xp.where(gamma < 0, 0.0, xp.maximum(gamma, season / (steps + season)))
-    term = seasons[..., 0, :] + gain * error * (1 - alpha)
-    seasons = xp.concatenate([seasons[..., 1:, :], term[..., None, :]], axis=-2)
+    term = term + gain * error * (1 - alpha)
     loss = (1 - 1 / MEMORY) * loss + error**2
     counts = xp.where(missing[..., :1], xp.zeros_like(seen), xp.ones_like(seen))
     seen = (1 - 1 / MEMORY) * seen + counts
     steps = xp.minimum(steps + 1, max(MEMORY, 5 * season))
-    return FilterState(new, trend, seasons, loss, seen, steps)
+    return FilterState(new, trend, seasons, loss, seen, steps), term
 
 
 def forecast(filters: Bank, state: FilterState, horizon: int, xp: Any = np) -> Any:
@@ -126,16 +134,18 @@ def rolling(
     values that are known at each.
     """
     state = start(filters, y[:season])
+    terms = collections.deque(state.seasons)  # to move a long season would take most of the time
     settled = min(2 * season, len(y) // 4)  # errors count from here on
     wanted, found = set(origins), []
     for t in range(season, len(y) + 1):
         if t in wanted:
-            found.append(forecast(filters, state, horizon))
+            found.append(forecast(filters, state._replace(seasons=np.stack(terms)), horizon))
         if t < len(y):
-            state = step(filters, state, y[t])
+            state, term = _advance(filters, state, terms.popleft(), y[t])
+            terms.append(term)
             if t < settled:
                 state = state._replace(loss=np.full_like(state.loss, _LEAST_LOSS), seen=np.zeros(1))
-    return np.array(found), state
+    return np.array(found), state._replace(seasons=np.stack(terms))
 
 
 def largest(filters: Bank, state: FilterState) -> tuple[Bank, FilterState]:
