@@ -227,7 +227,7 @@ def _backtest(forecasts, frame, windows, rivals):
     typer.echo(f"Backtest of the last {count} windows of {horizon} steps, {len(errors):,} series\n")
     typer.echo(table.to_string(float_format="{:.2f}".format, na_rep="-", col_space=10))
     if len(errors) > 1:
-        worst = (errors["ours"] / errors["naive"]).nlargest(_WORST)
+        worst = (errors["ours"] / errors["naive"]).fillna(1.0).nlargest(_WORST)  # both may be 0
         named = ", ".join(
             f"{printable(str(name), lines=False)} {ratio:.2f}" for name, ratio in worst.items()
         )
@@ -249,6 +249,7 @@ def _verdict(of_naive, fallback):
     )
 
 
+@np.errstate(invalid="ignore")  # of constant series
 def _with_rivals(forecasts, frame, found):
     """Returns a backtest with columns of the models of statsforecast, for up to twenty series."""
     from statsforecast import models
@@ -258,7 +259,6 @@ def _with_rivals(forecasts, frame, found):
     if len(panel) > _RIVAL_SERIES:
         return found
     candidates = forecasts.candidate_seasons(panel, freq)
-    found = found.assign(**{name: np.nan for name in _RIVALS})
     for series in panel:
         season = next((s for s in candidates if 2 * s < len(series.y)), 1)
         y = fill(series.y, season)
