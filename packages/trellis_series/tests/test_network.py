@@ -66,10 +66,8 @@ def test_bands_of_a_network_hold_in_windows_after_its_data(chaos):
 
 def test_a_network_is_left_out_where_it_does_not_help(chaos):
     noise = pd.Series(np.random.default_rng(0).normal(size=1_000))
-    assert (
-        Forecasts(HORIZON, season=1, network=chaos.trained_network).fit(noise).trained_network
-        is None
-    )
+    forecasts = Forecasts(HORIZON, season=1, network=chaos.trained_network).fit(noise)
+    assert forecasts.trained_network is None
 
 
 def test_files_and_streams_keep_the_network(chaos, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_streams import compiled_step
-from trellis_series.rocket import RocketClassifier, ridge_classifier
+from trellis_series.rocket import RocketClassifier, ridge_head
 
 pytestmark = pytest.mark.both_backends
 
@@ -59,7 +59,7 @@ def test_features_are_fractions_of_time_above_thresholds():
     head = [keras.ops.convert_to_numpy(v) for v in model.head.weights]
     logits = (found - mean) / scale @ head[0] + head[1]
     np.testing.assert_allclose(model.predict_on_batch(x), logits, atol=5e-3)
-    kernel, _ = ridge_classifier((found - mean) / scale, y, 2)
+    kernel, _ = ridge_head((found - mean) / scale, y, 2)
     np.testing.assert_allclose(head[0], kernel, atol=0.02 * np.abs(kernel).max())
 
 
@@ -84,7 +84,7 @@ def test_ridge_is_the_best_penalty_by_leaving_one_out():
     penalties = 10.0 ** np.arange(-3, 3.5, 0.5)
     best = min(penalties, key=lambda penalty: np.mean((left_out(penalty) - targets) ** 2))
     expected = solved(np.arange(14), best)
-    kernel, bias = ridge_classifier(x, labels, 3)
+    kernel, bias = ridge_head(x, labels, 3)
     scale = kernel[0, 0] / expected[0, 0]
     np.testing.assert_allclose(kernel, scale * expected[:9], atol=1e-8)
     np.testing.assert_allclose(bias, scale * expected[9], atol=1e-8)

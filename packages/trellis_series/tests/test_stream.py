@@ -106,5 +106,5 @@ def test_exports_equal_the_stream(tmp_path):
             forecasts.export(tmp_path / "served")
         forecasts.export(tmp_path / "served", overwrite=True)
         (tmp_path / "served" / "notes.txt").write_text("mine")
-        with pytest.raises(ValueError, match="exists"):
+        with pytest.raises(ValueError, match="notes.txt"):
             forecasts.export(tmp_path / "served", overwrite=True)

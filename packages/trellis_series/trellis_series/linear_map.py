@@ -72,7 +72,7 @@ def fit_map(
         rows = known & (np.arange(len(x)) < first)
         return ridge.kernels(f[rows].T @ f[rows], f[rows].T @ left[rows])
 
-    fitted = count - int(_HELD_OUT * count) if count > 4 else count
+    fitted = count - int(_HELD_OUT * count)
     held = left[fitted:] - f[fitted:] @ solve(fitted)
     best = np.nanmean(np.abs(held), axis=(1, 2)).argmin() if held.size else -1
     kernel = (reads.T @ solve(count)[best]).reshape(window, channels, horizon)

@@ -151,9 +151,7 @@ class RocketClassifier(SequenceClassifier):
         mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_DEVIATION)
         normalization.mean.assign(mean)
         normalization.scale.assign(scale)
-        kernel, bias = ridge_classifier(
-            (features - mean) / scale, labels.astype(int), self.num_classes
-        )
+        kernel, bias = ridge_head((features - mean) / scale, labels.astype(int), self.num_classes)
         self.head.kernel.assign(kernel)
         self.head.bias.assign(bias)
 
@@ -222,9 +220,7 @@ def _without_padding(series):
     return series[: np.flatnonzero(has_value).max(initial=0) + 1]
 
 
-def ridge_classifier(
-    x: np.ndarray, labels: np.ndarray, classes: int
-) -> tuple[np.ndarray, np.ndarray]:
+def ridge_head(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns kernel and bias of a ridge regression on classes, as logits.
 
     The penalty minimizes the leave-one-out squared error, with -1 and 1 as targets, and the scale

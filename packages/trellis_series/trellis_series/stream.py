@@ -130,16 +130,16 @@ def export(stream: ForecastStream, path: str | os.PathLike, overwrite: bool = Fa
             "A SavedModel needs the TensorFlow backend. Received: "
             f"KERAS_BACKEND={keras.backend.backend()}"
         )
-    path = check_folder(path, overwrite, _FILES)
+    folder = check_folder(path, overwrite, _FILES)
     import tensorflow as tf
 
     values = tf.TensorSpec((None, None, 1), stream.compute_dtype, name="values")
     module = tf.Module()
     module.weights = [variable.value for variable in stream.variables]
     module.serve = tf.function(lambda values: {"forecast": stream.prefill(values)[0][:, -1]})
-    with atomic_folder(path) as folder:
+    with atomic_folder(folder) as temporary:
         signatures = {"serving_default": module.serve.get_concrete_function(values)}
-        tf.saved_model.save(module, str(folder), signatures)
+        tf.saved_model.save(module, str(temporary), signatures)
 
 
 def _cache(state):
