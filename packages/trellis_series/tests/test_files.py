@@ -90,24 +90,11 @@ def test_windows_encoding(read):
     assert list(read("ds,Größe\n1,2\n".encode("cp1252"))) == ["ds", "Größe"]
 
 
-def test_business_days():
-    table = frame("B").drop([20, 41])  # holidays
-    with pytest.warns(UserWarning, match="2 missing rows"):
-        found = Forecasts(6).fit(table).predict()
-    assert (found["ds"].dt.dayofweek < 5).all()
-
-
 def test_an_index_stands_for_the_times():
     assert first_forecast(frame().set_index("ds")) == pd.Timestamp("2024-01-06")
     assert first_forecast(frame().set_index("ds")["y"]) == pd.Timestamp("2024-01-06")
     named = frame()["y"].rename_axis("row")
     assert first_forecast(named) == first_forecast(named.rename(str)) == len(VALUES)
-
-
-def test_rows_may_be_in_any_order():
-    expected = Forecasts(2).fit(frame()).predict()
-    found = Forecasts(2).fit(frame().sample(frac=1, random_state=0)).predict()
-    pd.testing.assert_frame_equal(found, expected)
 
 
 ROWS = [f"2024-01-{day:02d},{day},note {day}" for day in range(1, 29)]

@@ -26,6 +26,7 @@ def predicted(times, **options):
         pd.date_range("2024-10-24", periods=N + 3, freq="h", tz="Europe/Berlin"),  # clocks change
         pd.date_range("2024-01-01", periods=N + 3, freq="D", tz="Europe/Berlin"),
         pd.date_range("2024-01-01", periods=N + 3, freq="D", tz="UTC"),
+        pd.date_range("2024-01-02", periods=N + 3, freq="B"),
         pd.RangeIndex(0, 5 * (N + 3), 5),
     ],
 )
@@ -74,15 +75,18 @@ def test_what_is_no_time_is_named(value):
         parse_times(pd.Series([value], name="t"))
 
 
-def test_columns_may_have_any_names():
-    table = pd.DataFrame({0: np.arange(N), 1: Y})
-    found = Forecasts(3, time_col=0, target_col=1).fit(table).predict()
+def test_columns_may_have_any_names(tmp_path):
+    table = pd.DataFrame({0: np.arange(N), 1: Y, 2: Y[::-1]})
+    forecasts = Forecasts(3, past=[2], time_col=0, target_col=1).fit(table)
+    found = forecasts.predict()
     assert list(found) == ["unique_id", 0, "ours", "ours-lo-80", "ours-hi-80"]
+    forecasts.save(tmp_path / "kept")
+    pd.testing.assert_frame_equal(Forecasts.load(tmp_path / "kept").predict(table), found)
     with pytest.raises(ValueError, match="'z'.*0, 1"):
         Forecasts(3, time_col=0, target_col="z").fit(table)
-    table.columns = pd.MultiIndex.from_product([["a"], ["ds", "y"]])
-    with pytest.raises(ValueError, match="'ds'"):
-        Forecasts(3).fit(table)
+    for names in (["ds", "y", "y"], pd.MultiIndex.from_product([["a"], ["ds", "y", "x"]])):
+        with pytest.raises(ValueError, match="several columns 'y'|'ds'"):
+            Forecasts(3).fit(table.set_axis(names, axis=1))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_missing_rows_of_a_panel_are_filled_within_their_series():
     parts[1] = parts[1].drop([2, 3])
     parts[2] = parts[2][1:-1]
     with pytest.warns(UserWarning, match="2 missing rows"):
-        panel, freq, _ = read_panel(pd.concat(parts[::-1]), Columns(future=("x",)))
+        panel, freq, _ = read_panel(pd.concat(parts)[::-1], Columns(future=("x",)))
     assert freq == "D" and [series.name for series in panel] == ["c", "b", "a"]
     found = {series.name: series for series in panel}
     np.testing.assert_array_equal(found["a"].y, np.arange(6.0))

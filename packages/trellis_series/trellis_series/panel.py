@@ -106,7 +106,14 @@ def read_panel(
     if encoding is None:
         encoding = find_encoding(frame, columns.covariates)
         encoding[columns.time] = [day_order(frame[columns.time])]
-    times = parse_times(frame[columns.time], *encoding.get(columns.time, ()))
+    for name in columns.static:
+        varies = frame.groupby(names, observed=True)[name].nunique() > 1
+        if varies.any():
+            raise ValueError(
+                f"The column {name!r} must be constant for each series, or else `past` or "
+                f"`future`. Received: several values for the series {varies.idxmax()!r}"
+            )
+    times = parse_times(frame[columns.time], *encoding[columns.time])
     if kind is not None and times.dtype != kind:
         raise ValueError(
             f"Times must be of the kind {kind}, as in the first table. Received: {times.dtype}"
@@ -156,7 +163,7 @@ def read_future(
     """Returns the covariates (steps, channels) by series, at the times that each needs."""
     check_columns([columns.id, columns.time, *columns.future], frame.columns, "`X_df`")
     rows = encode(frame, columns.future, encoding)
-    known = parse_times(frame[columns.time], *encoding.get(columns.time, ()))
+    known = parse_times(frame[columns.time], *encoding[columns.time])
     values = pd.DataFrame(rows, [frame[columns.id], known])
     _check_unique(values.index)
     found = {}
@@ -187,21 +194,19 @@ def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
     """Returns how columns become channels: numbers by mean and deviation, others by categories."""
     found: dict[str, list] = {}
     for name in names:
-        values = frame[name]
+        values = frame[name].dropna()
+        if values.empty:
+            raise ValueError(f"The column {name!r} has no values.")
         if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
             known = numbers(values)
-            if np.isnan(known).all():
-                raise ValueError(f"The column {name!r} has no values.")
-            found[name] = [float(np.nanmean(known)), float(np.nanstd(known)) or 1.0]
+            found[name] = [float(known.mean()), float(known.std()) or 1.0]
         else:
-            found[name] = sorted(map(str, values.dropna().unique()))
+            found[name] = sorted(map(str, values.unique()))
             if len(found[name]) > _MOST_CATEGORIES:
                 raise ValueError(
                     f"A column of names may have at most {_MOST_CATEGORIES} different ones. "
                     f"Received: {len(found[name])} in {name!r}"
                 )
-        if not found[name]:
-            raise ValueError(f"The column {name!r} has no values.")
     return found
 
 
@@ -213,16 +218,15 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
         if isinstance(about[0], float):
             parts.append(((numbers(frame[name]) - about[0]) / about[1])[:, None])
         else:
-            values = frame[name].astype(object)
-            texts, is_missing = values.map(str).to_numpy(), values.isna().to_numpy()
-            unknown = sorted({*texts[~is_missing]} - {*about})
+            texts = frame[name].astype(object).map(str, na_action="ignore")
+            unknown = sorted({*texts.dropna()} - {*about})
             if unknown:
                 raise ValueError(
                     f"The column {name!r} must have the categories of the fit, "
                     f"{', '.join(about)}. Received: {unknown[0]!r}"
                 )
-            is_kind = texts[:, None] == np.array(about)
-            parts.append(np.where(is_missing[:, None], np.nan, is_kind))
+            is_kind = np.stack([texts == kind for kind in about], axis=1)
+            parts.append(np.where(texts.isna().to_numpy()[:, None], np.nan, is_kind))
     return np.concatenate(parts, axis=1)
 
 
@@ -247,3 +251,5 @@ def check_columns(names: Iterable[Any], columns: Iterable[Any], where: str = "Th
             hint = f" Did you mean {near[found[0]]!r}?" if found else ""
             some = ", ".join(repr(column) for column in columns[:20])
             raise ValueError(f"{where} has no column {name!r}.{hint} Its columns: {some}.")
+        if columns.count(name) > 1:
+            raise ValueError(f"{where} has several columns {name!r}.")

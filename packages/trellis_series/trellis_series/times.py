@@ -183,7 +183,7 @@ def infer_freq(times: pd.Index) -> str | int:
         raise ValueError(
             f"Most times are spaced by {step}, but after {times[:-1][off][0]} comes "
             f"{times[1:][off][0]}. Times must be one step apart, or several where rows are "
-            "missing. Pass `freq`, such as freq='MS', if they are months."
+            "missing. Write months as 2024-01, or pass `freq`."
         )
     days, rest = divmod(step, _DAY)
     if days % 7 == 0 and not rest and (times.dayofweek == times.dayofweek[0]).all():
