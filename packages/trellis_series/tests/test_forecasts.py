@@ -142,8 +142,9 @@ def test_static_strings_are_categories():
     found = Forecasts(4, static=["kind"], network=None).fit(panel).predict()["ours"]
     assert np.isfinite(found).all()
     assert not np.allclose(found, Forecasts(4, network=None).fit(panel).predict()["ours"])
-    with pytest.raises(ValueError, match="kind"):
-        Forecasts(4, static=["kind"]).fit(panel.drop(columns="kind"))
+    for wrong in (panel.drop(columns="kind"), panel.assign(kind=["up", "down"] * 180)):
+        with pytest.raises(ValueError, match="kind"):
+            Forecasts(4, static=["kind"], network=None).fit(wrong)
 
 
 def test_update_equals_reading_everything():
@@ -219,6 +220,10 @@ def test_files_keep_everything(fitted, tmp_path):
     pd.testing.assert_frame_equal(loaded.predict(naive=True), forecasts.predict(naive=True))
     more = noisy(420)[400:]
     pd.testing.assert_frame_equal(loaded.update(more).predict(), forecasts.update(more).predict())
+    about = tmp_path / "kept" / "forecasts.json"
+    about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(ValueError, match="version 1.*: 2"):
+        Forecasts.load(tmp_path / "kept")
 
 
 def test_saving_destroys_no_other_file(fitted, tmp_path):
@@ -244,20 +249,12 @@ def test_damaged_files_are_named(fitted, tmp_path, name):
             Forecasts.load(tmp_path / "kept")
 
 
-def test_a_folder_of_another_version_is_named(fitted, tmp_path):
-    fitted.save(tmp_path / "kept")
-    path = tmp_path / "kept" / "forecasts.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match="version 1.*: 2"):
-        Forecasts.load(tmp_path / "kept")
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"horizon": 0},
         {"horizon": 2.5},
-        {"levels": (0,)},
+        {"levels": (0.8,)},
         {"levels": (100,)},
         {"season": 0},
         {"network": "tcn"},
@@ -275,8 +272,9 @@ def test_wrong_arguments_are_named(options):
 def test_forecasts_need_a_fit():
     with pytest.raises(ValueError, match="5.0"):
         Forecasts(3).fit(5.0)
-    with pytest.raises(ValueError, match="fit"):
-        Forecasts(12).predict()
+    for method in (Forecasts.predict, Forecasts.stream, lambda it: it.save("kept")):
+        with pytest.raises(ValueError, match="fit"):
+            method(Forecasts(12))
 
 
 def test_pictures_have_history_forecast_and_band(fitted):

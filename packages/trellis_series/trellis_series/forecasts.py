@@ -33,7 +33,7 @@ class Forecasts:
     Tables are long data frames, a row for each series and time, in any order; without the column of
     series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
     a table of one series. Missing rows are added, and a warning says how many; missing values are
-    NaN. Methods raise `ValueError` for other tables.
+    NaN, of covariates the last known ones. Methods raise `ValueError` for other tables.
 
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to `24`.
@@ -144,14 +144,13 @@ class Forecasts:
             if count > 1:
                 fitting.add_ridge("ridge of all", sums)
         losses = [fitting.losses() for fitting in fittings]
-        kinds = [tuple(fitting.experts) for fitting in fittings]
-        groups: dict[tuple, list] = {kind: [] for kind in kinds}
-        for kind, loss in zip(kinds, losses, strict=True):
-            groups[kind].append(loss)
+        groups: dict[tuple, list] = {}
+        for fitting, loss in zip(fittings, losses, strict=True):
+            groups.setdefault(tuple(fitting.experts), []).append(loss)
         pooled = {kind: np.mean(each, axis=0) * (len(each) > 1) for kind, each in groups.items()}
         models = [
-            fitting.combine(loss, pooled[kind])
-            for fitting, loss, kind in zip(fittings, losses, kinds, strict=True)
+            fitting.combine(loss, pooled[tuple(fitting.experts)])
+            for fitting, loss in zip(fittings, losses, strict=True)
         ]
         self.trained_network, models = network_expert.add(fittings, models, self.network, self.seed)
         pairs = zip(panel, models, strict=True)
@@ -197,8 +196,8 @@ class Forecasts:
         levels = self.levels if levels is None else check_levels(levels)
         models = dict(self._fitted())
         if df is not None:
-            read = {series.name: series for series in self._read(df)}
-            models = {name: self._started(each, models.get(name)) for name, each in read.items()}
+            read = self._read(df)
+            models = {each.name: self._started(each, models.get(each.name)) for each in read}
         times = {
             name: time_range(self.fitted_freq, each.last, periods=self.horizon + 1)[1:]
             for name, each in models.items()
@@ -341,15 +340,14 @@ class Forecasts:
                 "steps, too few for the windows, and are left out.",
                 stacklevel=2,
             )
-        panel = longer
         parts: list[pd.DataFrame] = []
         for before in range(first, self.horizon - 1, -step):  # steps from an origin to the end
-            known = [series[: len(series.y) - before] for series in panel]
+            known = [series[: len(series.y) - before] for series in longer]
             if refit or not parts:
                 own.models = own._fit(known)
             else:
                 own.models = {each.name: own._after(each, own.models[each.name]) for each in known}
-            ahead = [series[len(series.y) - before :][: self.horizon] for series in panel]
+            ahead = [series[len(series.y) - before :][: self.horizon] for series in longer]
             found = own._frame(
                 own.models,
                 {each.name: each.times for each in ahead},
@@ -362,9 +360,8 @@ class Forecasts:
             found.insert(3, self.columns.target, np.concatenate([each.y for each in ahead]))
             parts.append(found)
         self.backtest_network = own.trained_network
-        found = pd.concat(parts, ignore_index=True)
-        order = found.groupby(self.columns.id, sort=False).ngroup().to_numpy()
-        return found.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
+        groups = pd.concat(parts).groupby(self.columns.id, sort=False)
+        return pd.concat([rows for _, rows in groups], ignore_index=True)
 
     # Pictures, streams and files
 
@@ -462,11 +459,13 @@ class Forecasts:
             overwrite: Boolean, whether to replace an earlier save. A folder with any other content
                 is never replaced. Defaults to `False`.
         """
+        models = self._fitted()
         arguments = {name: getattr(self.columns, name) for name in ("past", "future", "static")}
         arguments |= self.columns.roles
         arguments |= {name: getattr(self, name) for name in _ARGUMENTS}
         about = {"arguments": arguments, **{name: getattr(self, name) for name in _FITTED}}
-        saving.save(path, about, self._fitted(), self.trained_network, overwrite)
+        about["encoding"] = list(self.encoding.items())  # names need not be strings
+        saving.save(path, about, models, self.trained_network, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Forecasts":
@@ -481,6 +480,7 @@ class Forecasts:
             forecasts = cls(**about["arguments"], network=None)
             for name in _FITTED:
                 setattr(forecasts, name, about[name])
+            forecasts.encoding = dict(about["encoding"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         if any(model.horizon != forecasts.horizon for model in models.values()):
@@ -490,12 +490,12 @@ class Forecasts:
 
 
 _ARGUMENTS = ("horizon", "freq", "levels", "season", "seed")
-_FITTED = ("fitted_freq", "encoding", "_candidates", "beats_naive")  # besides the models
+_FITTED = ("fitted_freq", "_candidates", "beats_naive")  # besides the encoding and the models
 
 
 def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
     found: tuple = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
-    if not all(isinstance(p, numbers.Real) and 0 < float(p) < 100 for p in found):
+    if not all(isinstance(p, numbers.Real) and 1 <= float(p) < 100 for p in found):
         raise ValueError(f"`levels` must be percentages, such as (80, 95). Received: {levels!r}")
     return tuple(int(p) if p == int(p) else float(p) for p in found)

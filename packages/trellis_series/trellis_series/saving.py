@@ -1,7 +1,6 @@
 """Saves forecasts to a folder, and reads them from one that anyone may have written."""
 
 import collections
-import itertools
 import json
 import math
 import os
@@ -29,14 +28,14 @@ def check_folder(
     path = pathlib.Path(path).expanduser()
     if not path.exists():
         return check_output(path)
+    if not overwrite:
+        raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
     others = {file.name for file in path.iterdir()} - set(files) if path.is_dir() else {path.name}
     if others:
         raise ValueError(
             f"{path} has contents that would be lost: {', '.join(sorted(others)[:5])}. Choose "
             "another name."
         )
-    if not overwrite:
-        raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
     return path
 
 
@@ -82,7 +81,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
             f"{about.get('version')!r}"
         )
     try:
-        leaves = collections.deque(_stored_leaves(**read_npz(path / _ARRAYS)))
+        leaves = _stored_leaves(**read_npz(path / _ARRAYS))
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
         if last.dtype.kind not in "iMm" and not isinstance(last, pd.PeriodIndex):
             raise ValueError(f"its times are of the kind {last.dtype}")
@@ -114,13 +113,10 @@ def _leaves(part: Any) -> Iterator[np.ndarray]:
 
 
 def _stored_leaves(numbers, ranks, shapes):
-    """Yields what `_leaves` did."""
-    numbers, place, sizes = np.asarray(numbers, "float64"), 0, iter(shapes.tolist())
-    for rank in ranks.tolist():
-        shape = tuple(itertools.islice(sizes, rank))
-        found = numbers[place : place + math.prod(shape)]
-        place += len(found)
-        yield found.reshape(shape)
+    """Returns what `_leaves` yielded."""
+    each = [shape.tolist() for shape in np.split(shapes, ranks.cumsum()[:-1])]
+    parts = np.split(np.asarray(numbers, "float64"), np.cumsum([*map(math.prod, each)])[:-1])
+    return collections.deque(part.reshape(shape) for part, shape in zip(parts, each, strict=True))
 
 
 def _restored(kind: Any, leaves: collections.deque[np.ndarray]) -> Any:
