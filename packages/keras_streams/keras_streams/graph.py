@@ -10,12 +10,17 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.src.models.functional import Functional
-from keras.src.ops.function import Function
-from keras.src.ops.nn import ConvTranspose
-from keras.src.ops.numpy import Add, BroadcastTo, Concatenate, Reshape
 
-from keras_streams.protocol import all_layers, has_protocol
+from keras_streams._keras_internals import (
+    Functional,
+    all_layers,
+    functional_of_sequential,
+    nn_ops,
+    numpy_ops,
+    ordered_nodes,
+    without_new_calls,
+)
+from keras_streams.protocol import has_protocol
 from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
 
@@ -31,7 +36,7 @@ _OF_OPERATIONS = (
     *of_any_rank("ZeroPadding{}D", "Cropping{}D", "UpSampling{}D"),
     keras.layers.Permute,
 )
-CONCATENATIONS = keras.layers.Concatenate, Concatenate
+CONCATENATIONS = keras.layers.Concatenate, numpy_ops.Concatenate
 
 
 class DoesNotStream(ValueError):
@@ -105,7 +110,7 @@ class Call:
 
     def of_model(self, values: list[Tensor]) -> list[Tensor]:
         """Returns the outputs of the operation for a list of inputs as in the model."""
-        if isinstance(self.operation, Add) and len(values) == 2:
+        if isinstance(self.operation, numpy_ops.Add) and len(values) == 2:
             # On TensorFlow `ops.add` takes (n, 1, 1) as a bias of n channels (Keras 3.15).
             a, b = (ops.cast(x, self.specs[0].dtype) for x in values)
             return [a + b]
@@ -125,7 +130,7 @@ class Call:
             parts = [x if x.shape[0] != 1 else ops.repeat(x, rows, axis=0) for x in parts]
             arguments = [parts, *others]
         function = self.operation
-        if isinstance(function, ConvTranspose):  # Keras 3.15 takes one padding for the other
+        if isinstance(function, nn_ops.ConvTranspose):  # Keras 3.15 takes one padding for the other
             names = "strides", "padding", "output_padding", "data_format", "dilation_rate"
             options = {name: getattr(function, name) for name in names}
             function = functools.partial(ops.conv_transpose, **options)
@@ -205,8 +210,8 @@ class Graph:
         outputs = self._add(functional, numbers, model.name)
         if any(map(callable, outputs)):
             raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
-        self.inputs = functional._inputs_struct
-        self.outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
+        self.inputs = functional.input
+        self.outputs = keras.tree.pack_sequence_as(functional.output, outputs)
         needed, calls = set(outputs), self.calls
         self.calls = []
         for call in reversed(calls):
@@ -237,10 +242,7 @@ class Graph:
         It takes and returns the sources of its inputs and outputs, as `Call.sources` has them.
         """
         known = dict(zip(map(id, functional.inputs), inputs, strict=True))
-        # As in `keras.Function`, from the deepest nodes to the outputs.
-        by_depth = functional._nodes_by_depth
-        nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-        for node in nodes:
+        for node in ordered_nodes(functional):
             if node.is_input or any(id(x) not in known for x in node.input_tensors):
                 continue
             operation = node.operation
@@ -298,14 +300,14 @@ def functional_of(model: keras.Layer) -> Functional | None:
     if callable(getattr(model, "stream_graph", None)):
         return model.stream_graph()
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
-        return model._functional
+        return functional_of_sequential(model)
     if isinstance(model, Functional) and type(model).call is Functional.call:
         return model
     return None
 
 
 def _function_of(layer):
-    """Returns the function of a symbolic tensor that a layer computes."""
+    """Returns a layer as a functional model."""
     shape = (layer.get_build_config() or {}).get("input_shape")
     if shape is None or not all(size is None or isinstance(size, int) for size in shape):
         raise ValueError(
@@ -314,17 +316,14 @@ def _function_of(layer):
         )
     dtype = "int32" if isinstance(layer, keras.layers.Embedding) else layer.compute_dtype
     x = keras.Input(batch_shape=(None, None, *shape[2:])[: len(shape)], dtype=dtype)
-    calls = len(layer._inbound_nodes)
-    function = Function(x, layer(x))
-    del layer._inbound_nodes[calls:]
-    return function
+    with without_new_calls([layer]):
+        return keras.Model(x, layer(x), name=layer.name)
 
 
 def _trace_call(call, layers, length):
     """Returns the `Function` of a layer's `call`, with a number of steps if it is unknown."""
     layer, inputs = call.operation, []
     attributes = [dict(vars(each)) for each in layers]
-    counts = [len(each._inbound_nodes) for each in layers]
 
     def symbol(x):
         if not isinstance(x, keras.KerasTensor):
@@ -337,7 +336,7 @@ def _trace_call(call, layers, length):
     if "training" in inspect.signature(layer.call).parameters:
         named = {**named, "training": False}
     try:
-        with symbolic_weights(layer.variables) as weights:
+        with without_new_calls(layers), symbolic_weights(layer.variables) as weights:
             outputs = layer.call(*args, **named)
             flat = keras.tree.flatten(outputs)
             constants = [y for y in flat if not isinstance(y, keras.KerasTensor)]
@@ -345,17 +344,16 @@ def _trace_call(call, layers, length):
             rest = iter(symbols)
             flat = [y if isinstance(y, keras.KerasTensor) else next(rest) for y in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
-            function = Function([*inputs, *weights, *symbols], outputs)
+            function = keras.Function([*inputs, *weights, *symbols], outputs)
     except Exception:  # whatever code that needs numbers raises for symbolic tensors
         return None, []
     finally:
-        for each, values, count in zip(layers, attributes, counts, strict=True):
+        for each, values in zip(layers, attributes, strict=True):
             for name in vars(each).keys() - values.keys():  # what `call` has stored
                 del vars(each)[name]
             vars(each).update(values)
-            del each._inbound_nodes[count:]
     for operation in function.operations:
-        if isinstance(operation, (Reshape, BroadcastTo)):
+        if isinstance(operation, (numpy_ops.Reshape, numpy_ops.BroadcastTo)):
             _take_any_rows(operation)
     values = [Computed(lambda v=v: v.value, is_constant=False) for v in layer.variables]
     return function, [*values, *(Computed(lambda value=value: value) for value in constants)]
@@ -363,7 +361,7 @@ def _trace_call(call, layers, length):
 
 def _take_any_rows(operation):
     """Makes an operation that was traced for one row take any number of rows."""
-    name = "newshape" if isinstance(operation, Reshape) else "shape"
+    name = "newshape" if isinstance(operation, numpy_ops.Reshape) else "shape"
     rows, *shape = getattr(operation, name)
     if rows == 1 and operation.input.shape[0] is None and -1 not in shape:
         setattr(operation, name, (-1, *shape))
@@ -392,7 +390,7 @@ def _given(functional, node):
     if len(given) != 1:
         return None
     (inputs,) = given
-    if isinstance(inputs, dict) and not isinstance(functional._inputs_struct, dict):
+    if isinstance(inputs, dict) and not isinstance(functional.input, dict):
         return [inputs[x.name] for x in functional.inputs]  # as Keras matches them
     return keras.tree.flatten(inputs)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.src.ops.numpy import GetItem, OnesLike, ZerosLike
 
+from keras_streams._keras_internals import numpy_ops
 from keras_streams.graph import (
     Call,
     Computed,
@@ -424,7 +424,7 @@ class Plan:
             return True
         source, output, fill = call.inputs[0], call.outputs[0], call.operation
         place = self._slices.get(source)
-        if place is None and isinstance(call.operation, GetItem):
+        if place is None and isinstance(call.operation, numpy_ops.GetItem):
             place = leading_steps(call, self.signals[source])
             readers = [reader.operation for reader in graph.calls if output in reader.inputs]
             if place and readers and all(isinstance(reader, _FILLS) for reader in readers):
@@ -435,7 +435,7 @@ class Plan:
             return False
         (axis, steps), spec = place, call.specs[0]
         shape = (1, *spec.shape[1:axis], steps, *spec.shape[axis + 1 :])
-        make = ops.zeros if isinstance(fill, ZerosLike) else ops.ones
+        make = ops.zeros if isinstance(fill, numpy_ops.ZerosLike) else ops.ones
         self._constants[output] = Computed(lambda: make(shape, spec.dtype))
         return True
 
@@ -535,7 +535,7 @@ class Plan:
         )
 
 
-_FILLS = ZerosLike, OnesLike
+_FILLS = numpy_ops.ZerosLike, numpy_ops.OnesLike
 
 
 def _time_axes(graph, given):

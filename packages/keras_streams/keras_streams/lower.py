@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend.common.backend_utils import compute_conv_transpose_padding_args_for_jax
 
+from keras_streams._keras_internals import compute_conv_transpose_padding_args_for_jax
 from keras_streams.cells import Cells, Op, Program
 from keras_streams.rules import padding_of, spread
 from keras_streams.trace import Trace, recorded

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams._keras_internals import attention_layers
 from keras_streams.graph import Call, to_axis
 from keras_streams.protocol import (
     at_least_float32,
@@ -726,30 +727,29 @@ class CausalAttention(Part):
 
     def initial_state(self, batch_size: int) -> Any:
         layer, kept = self._layer, []
-        for dense in (layer._key_dense, layer._value_dense):
+        for dense in attention_layers(layer)[1:3]:  # of keys and values
             _, _, *shape = dense.compute_output_shape((1, 1, *self.signal.shape))
             kept.append(ops.zeros((batch_size, self._context, *shape), layer.compute_dtype))
         return [*kept, ops.zeros((batch_size, 1), "int32")]
 
     def run(self, xs, state, begin=0, end=None):
         layer, context, x = self._layer, self._context, ops.cast(xs[0], self._layer.compute_dtype)
-        keys = ops.concatenate([state[0], layer._key_dense(x)], axis=1)
-        values = ops.concatenate([state[1], layer._value_dense(x)], axis=1)
+        query, key, value, output, gate = attention_layers(layer)
+        keys = ops.concatenate([state[0], key(x)], axis=1)
+        values = ops.concatenate([state[1], value(x)], axis=1)
         steps, count = ops.shape(x)[1], state[2]
         at = count + ops.arange(steps, dtype="int32")  # of the queries, (batch, steps)
         kept = count - context + ops.arange(context + steps, dtype="int32")
         distance = at[:, :, None] - kept[:, None, :]
         mask = (distance >= 0) & (distance < context) & (kept >= 0)[:, None, :]
-        queries = layer._query_dense(x)
+        queries = query(x)
         queries = queries * queries.shape[-1] ** -0.5
         heads = queries.shape[2] // keys.shape[2]  # for each of the keys
         scores = ops.einsum("bthd,bshd->bhts", queries, ops.repeat(keys, heads, axis=2))
         scores = ops.where(mask[:, None], scores, ops.convert_to_tensor(-math.inf, scores.dtype))
         weights = ops.softmax(scores)
         y = ops.einsum("bhts,bshd->bthd", weights, ops.repeat(values, heads, axis=2))
-        if hasattr(layer, "_gate_dense"):
-            y = y * layer._gate_dense(x)
-        y = layer._output_dense(y)
+        y = output(y if gate is None else y * gate(x))
         if self.most is not None:
             y = ops.where((at < context)[:, :, None], y, ops.convert_to_tensor(math.nan, y.dtype))
         return [y], [keys[:, steps:], values[:, steps:], ops.minimum(count + steps, context)]

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_streams._keras_internals import all_layers
 from keras_streams.types import Cache, Shape, Tensor
 
 
@@ -209,11 +210,6 @@ def flatten_inputs(x: Any, inputs: Any) -> list[Tensor]:
 
 
 # Layers, precision and states
-
-
-def all_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """Returns a layer and all layers within it. Keras has no public `flatten_layers`."""
-    return list(layer._flatten_layers())
 
 
 def at_least_float32(dtype: str) -> str:

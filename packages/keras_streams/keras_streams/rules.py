@@ -9,11 +9,14 @@ from fractions import Fraction
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend.common.backend_utils import compute_conv_transpose_padding_args_for_jax
-from keras.src.ops import math as math_ops  # the classes of the operations in a graph
-from keras.src.ops import nn as nn_ops
-from keras.src.ops import numpy as numpy_ops
 
+from keras_streams._keras_internals import (
+    compute_conv_transpose_padding_args_for_jax,
+    math_ops,
+    nn_ops,
+    numpy_ops,
+    sliding_window,
+)
 from keras_streams.graph import CONCATENATIONS, Call, StreamOptions, of_any_rank
 from keras_streams.parts import (
     OR_WINDOW,
@@ -205,7 +208,7 @@ def _attention(call, signal, options):
     if len(set(call.inputs)) > 1 or len(signal.shape) > 1 or signal.axis != 1:
         raise call.refusal("it attends to another sequence than its own: layer(x, x).")
     is_grouped = isinstance(layer, keras.layers.GroupQueryAttention)
-    sliding = layer.sliding_window if is_grouped else layer._sliding_window
+    sliding = layer.sliding_window if is_grouped else sliding_window(layer)
     window = min(filter(None, (sliding, window)), default=None)
     context = window or options.max_context or signal.length
     if context is None:
@@ -569,8 +572,8 @@ def _spectrogram(call, signal):
     layer = call.operation
     if layer.padding != "valid":
         raise call.refusal('it pads at both ends. Use padding="valid".')
-    options = {"taps": layer.frame_length, "stride": layer._frame_step}
-    return Window(call, signal, lambda x: call.of_model([x])[0], **options)
+    taps, stride = layer.frame_length, layer.frame_step or layer.frame_length // 2
+    return Window(call, signal, lambda x: call.of_model([x])[0], taps=taps, stride=stride)
 
 
 @_streams(math_ops.ExtractSequences)

@@ -13,10 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src import backend
-from keras.src.ops.nn import BatchNorm
-from keras.src.ops.node import Node
-from keras.src.utils.backend_utils import DynamicBackend
+
+from keras_streams._keras_internals import DynamicBackend, Node, backend, nn_ops
 
 _ONE_AT_A_TIME = threading.RLock()  # the threads that trace
 
@@ -166,7 +164,7 @@ def _symbolic_backend():
         _patch(backend.core, "slice", core.slice),
         _patch(backend.core, "stop_gradient", core.stop_gradient),
         _patch(keras.KerasTensor, "__getitem__", get_item),
-        _patch(BatchNorm, "compute_output_spec", like_x),
+        _patch(nn_ops.BatchNorm, "compute_output_spec", like_x),
         patch(keras.KerasTensor, "__jax_array__", property(as_jax_array)),
         patch(keras.KerasTensor, "__array_ufunc__", None, create=True),
     ):

@@ -22,3 +22,5 @@ def test_it_imports_keras_and_backends_only(path):
             names.add(node.module)
     roots = {name.split(".")[0] for name in names}
     assert roots - set(sys.stdlib_module_names) <= ALLOWED
+    is_private = any(name.startswith("keras.src") for name in names)
+    assert is_private == (path.stem == "_keras_internals")
