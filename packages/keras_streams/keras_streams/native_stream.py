@@ -151,16 +151,6 @@ def _pointer(array):
     return ctypes.c_void_p(array.ctypes.data)
 
 
-@functools.lru_cache(maxsize=64)
-def _load(library, prefix):
-    loaded = ctypes.CDLL(str(library))
-    names = ("reset", "step", "quantize", "dequantize")
-    found = {name: getattr(loaded, f"{prefix}_{name}", None) for name in names}
-    for function in filter(None, found.values()):
-        function.restype = None
-    return found
-
-
 class NativeStream:
     """One stream through a model's compiled step.
 
@@ -172,11 +162,13 @@ class NativeStream:
         memory: The bytes of the state.
     """
 
-    def __init__(self, source: Source, state: bytes | None = None) -> None:
+    def __init__(
+        self, source: Source, state: bytes | None = None, library: ctypes.CDLL | None = None
+    ) -> None:
         self._source = source
         self.inputs, self.outputs = source.inputs, source.outputs
-        self._functions = _load(compile_library(source), source.prefix)
-        self._reset, self._step = self._functions["reset"], self._functions["step"]
+        self._library = library or ctypes.CDLL(str(compile_library(source)))
+        self._reset, self._step = self._function("reset"), self._function("step")
         self.memory = np.zeros(source.state_bytes, "uint8")
         self._x = np.zeros(self.inputs, _DTYPES[source.real])
         self._y = np.zeros(self.outputs, _DTYPES[source.real])
@@ -185,6 +177,11 @@ class NativeStream:
         self.reset()
         if state is not None:
             self.memory[:] = np.frombuffer(state, "uint8")
+
+    def _function(self, name):
+        function = getattr(self._library, f"{self._source.prefix}_{name}")
+        function.restype = None
+        return function
 
     def step(self, x: Any) -> np.ndarray:
         """Reads one time step, an array (inputs,) or a token id, and returns the outputs.
@@ -222,7 +219,7 @@ class NativeStream:
 
     def clone(self) -> "NativeStream":
         """Returns another stream in the same state."""
-        return type(self)(self._source, self.memory.tobytes())
+        return type(self)(self._source, self.memory.tobytes(), self._library)
 
     def __reduce__(self):
         return type(self), (self._source, self.memory.tobytes())
@@ -231,10 +228,16 @@ class NativeStream:
 class FixedStream(NativeStream):
     """A stream of integer-only C, whose `step` takes and returns floating-point values."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._dequantize = self._function("dequantize")
+        if not self._source.takes_token:
+            self._quantize = self._function("quantize")
+
     def step(self, x: Any) -> np.ndarray:
         if not self._source.takes_token:
             numbers, x = self._numbers(x).astype("float32"), np.zeros(self.inputs, "int16")
-            self._functions["quantize"](_pointer(numbers), _pointer(x))
+            self._quantize(_pointer(numbers), _pointer(x))
         q, y = super().step(x), np.zeros(self.outputs, "float32")
-        self._functions["dequantize"](_pointer(q), _pointer(y))
+        self._dequantize(_pointer(q), _pointer(y))
         return y

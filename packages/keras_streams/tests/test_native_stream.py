@@ -51,6 +51,9 @@ def test_a_library_is_compiled_once(source, cache, monkeypatch):
     assert library.parent == cache and is_right(source)
     monkeypatch.setattr(native_stream, "build", None)
     assert compile_library(source) == library
+    stream = NativeStream(source)
+    monkeypatch.setattr(native_stream, "compile_library", None)
+    np.testing.assert_array_equal(stream.clone().step([1, 2]), stream.step([1, 2]))
     if os.name == "posix":
         assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o600}
 
