@@ -67,7 +67,7 @@ MAPS = {
     "Ceil": Map("ceilf({0})", np.ceil),
     "Round": Map("rintf({0})", np.round),
     "Mod": Map("modulo({0}, {1})", np.mod),
-    "IntegerDivide": Map("({0} - remainder_of({0}, {1})) / {1}", np.floor_divide),
+    "IntegerDivide": Map("quotient_of({0}, {1})", np.floor_divide),
     "Greater": Map("{0} > {1}", np.greater),
     "GreaterEqual": Map("{0} >= {1}", np.greater_equal),
     "Less": Map("{0} < {1}", np.less),

@@ -174,9 +174,14 @@ static inline int64_t whole(REAL x)
     return x != x ? 0 : (int64_t)bounded;
 }
 
-/* The remainder with the sign of b. */
+/* The remainder with the sign of b; of a division by 0, it is 0 as in NumPy. */
 static inline int64_t remainder_of(int64_t a, int64_t b)
 {
-    const int64_t r = a % b;
+    const int64_t r = b == 0 ? 0 : a % b;
     return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+
+static inline int64_t quotient_of(int64_t a, int64_t b)
+{
+    return b == 0 ? 0 : (a - remainder_of(a, b)) / b;
 }

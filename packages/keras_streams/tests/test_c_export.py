@@ -183,6 +183,16 @@ def test_counts_beyond_the_integers_of_floats():
     c_export.proven_source(counted(function, 2**24), "net")
 
 
+def test_integers_divided_by_0_are_0():
+    def function(x, n):
+        divisor = ops.maximum(2000 - n, 0)
+        return x + ops.cast(n // divisor + n % divisor, x.dtype)
+
+    stream = NativeStream(c_export.proven_source(counted(function), "net")[0])
+    outputs = [stream.step([0.5]) for _ in range(2010)]
+    assert outputs[1990] != 0.5 and outputs[-1] == 0.5
+
+
 @pytest.mark.parametrize("masked", [-np.inf, -1e30])
 def test_numbers_that_are_no_integers_beside_integers(masked):
     def function(x, n):
