@@ -122,7 +122,7 @@ def check_built(layer: keras.Layer) -> None:
     """Raises ValueError unless a layer or model is built."""
     if not layer.built:
         raise ValueError(
-            f"{layer.name} is not built, so it has no weights to stream with. Call it once, call "
+            f"{layer.name} is not built, so it has no weights yet. Call it once, call "
             "`build(input_shape)`, or load it from a file first."
         )
 
