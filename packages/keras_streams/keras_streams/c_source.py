@@ -317,10 +317,8 @@ class Printer:
         if any(as_grid(self.program, cells) is None for cells in op.args):
             factors = [[row[None] for row in rows] for rows in zip(*op.args, strict=True)]
         for a, b in factors:
-            self.add_statement(
-                f"{name}({y}, {n}, {len(a)}, {self.grid_arguments(a)}, {self.grid_arguments(b)});",
-                op,
-            )
+            matrices = f"{self.grid_arguments(a)}, {self.grid_arguments(b)}"
+            self.add_statement(f"{name}({y}, {n}, {len(a)}, {matrices});", op)
 
     def grid_arguments(self, cells):
         """Returns a pointer to a matrix and its strides, as arguments."""
@@ -470,6 +468,7 @@ class Printer:
     # The whole
 
     def print(self) -> Source:
+        """Prints all operations."""
         for group in self.groups:
             if group[0].kind == "map":
                 self.map(group)
@@ -536,6 +535,7 @@ class Printer:
                 yield "\n".join([f"/* Places in `{array}` */", "enum {", *lines, "};"])
 
     def step(self) -> Iterator[str]:
+        """Yields the body of the function of a step."""
         if any(b.dtype == "int64" for b in self.program.inputs):
             yield "    const int64_t ids[1] = {token};"
         names = {
@@ -579,6 +579,7 @@ class Printer:
             yield f"{self.layers[text]}(s, {', '.join(arguments)});"
 
     def condition(self, guard):
+        """Returns the condition of C under which the statements of a guard run."""
         return " && ".join(f"*({self.at(np.array(address))})" for address in sorted(guard))
 
     def heads(self) -> dict[int, tuple[int, Op]]:
@@ -587,6 +588,7 @@ class Printer:
         return {ring.head: (ring.rows, store) for ring, store in rings if ring is not None}
 
     def reset(self) -> Iterator[str]:
+        """Yields the body of the function that resets a state."""
         yield "    memset(s, 0, sizeof *s);"
         if self.in_file:
             yield "    s->weights = weights;"
@@ -628,13 +630,13 @@ class Printer:
         return f"void {self.prefix}_reset({self.prefix}_state *s{weights})"
 
     def signature(self, restrict=False):
-        word = " restrict " if restrict else " "
-        pointer = f"*{word.strip()} " if restrict else "*"
+        pointer = "*restrict " if restrict else "*"
         x = "int token" if self.about.takes_token else f"const {self.real} {pointer}x"
         y = f"{self.real} {pointer}y"
         return f"void {self.prefix}_step({self.prefix}_state *s, {x}, {y})"
 
     def header(self, members, state_bytes, weight_bytes, stack_bytes):
+        """Returns the content of `prefix.h` after the comment."""
         upper, about = self.prefix.upper(), self.about
         names = ", ".join(map(_string, about.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""

@@ -56,6 +56,7 @@ def calibrate(
     Raises:
         ValueError: If a layer receives no samples.
     """
+    # Wide buffers have 32 bits, or in means 64.
     means, wide = _means(program, groups), _before_logarithms(program, groups)
     groups = _read_in_16(program, groups, means | wide)
     limits, infinite = _limits(program, groups, x)
@@ -95,7 +96,7 @@ def simulate(program: Program, groups: list[Group], x: np.ndarray, observe: Any)
     """Runs a program on rows of inputs in NumPy, and calls `observe(buffer, values)` for results.
 
     Args:
-        program, groups, x: As of `calibrate`.
+        program, groups, x: See `calibrate`.
         observe: The function.
     """
     x = x[..., None] if x.ndim == 2 else x

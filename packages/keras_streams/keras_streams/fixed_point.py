@@ -31,7 +31,7 @@ def quantize(
     """Returns a program of integers.
 
     Args:
-        program, groups, x, small_rings: As of `calibrate`.
+        program, groups, x, small_rings: See `calibrate`.
 
     Raises:
         ValueError: If an operation has no integer version.
@@ -192,7 +192,7 @@ def print_fixed(
 
     Args:
         fixed: The program.
-        prefix, about, apart: As of a `Printer`.
+        prefix, about, apart: See `Printer`.
 
     Returns:
         The printer and the source.

@@ -141,7 +141,7 @@ class _Scales:
             self.keep(y, *args)
 
     def factor(self, op):
-        """Returns which operand is constants that can take factors, or None."""
+        """Returns which operand is constants that can take factors, or `None`."""
         for i, cells in enumerate(op.args if _is_product(op) else ()):
             is_constant = self.program.values(cells) is not None
             if is_constant and np.all(self.is_variable[op.args[1 - i]]):

@@ -19,7 +19,7 @@ def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
 
     Args:
         fixed: The program.
-        about: As of a `Printer`.
+        about: See `Printer`.
         x: Inputs (steps, inputs), or tokens (steps,).
     """
     printer, source = print_fixed(fixed, "model", about, apart=True)

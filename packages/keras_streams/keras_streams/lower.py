@@ -19,6 +19,7 @@ from keras_streams.cells import Cells, Op, Program
 from keras_streams.rules import padding_of, spread
 from keras_streams.trace import Trace, recorded
 
+# Operations that only move numbers: Keras runs them on the numbers' addresses.
 _MOVES = set(
     "BroadcastTo Concatenate ExpandDims Flip GetItem Hstack Moveaxis Pad Ravel Repeat Reshape Roll "
     "Slice Split Squeeze Stack Swapaxes Tile Transpose Unstack Vstack".split()

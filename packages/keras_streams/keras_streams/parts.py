@@ -119,7 +119,7 @@ class Part(Scoped):
     keeps_windows = False  # whether the outputs for a part of a sequence are a part of the outputs
     pads = False  # whether an output depends on padding before the first sample
     fewest = 1  # samples without which the operation has no output
-    most: int | None = None  # samples after which it has no more outputs, None for ever
+    most: int | None = None  # samples after which it has no more outputs, None if it never ends
     _past: int
     _padding = 0.0
     difference = (  # between the stream and the model
