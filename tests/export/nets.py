@@ -1,7 +1,5 @@
 """Nets that stream: random ones, those with a head, and graphs of Keras layers."""
 
-import contextlib
-
 import keras
 import numpy as np
 from keras import layers, ops
@@ -25,7 +23,7 @@ BOUNDED = ["tanh", "sigmoid", "hard_sigmoid", "hard_tanh", "softsign"]
 STATES = {"return_sequences": True, "return_state": True}
 
 
-def random_net(seed, dtype="float32"):
+def random_net(seed):
     """Returns a built layer, stack or model, with random weights."""
     rng = np.random.default_rng(seed)
 
@@ -120,33 +118,22 @@ def random_net(seed, dtype="float32"):
             lambda: keras.layers.Normalization(mean=0.5, variance=2.0, invert=one_of(True, False)),
         )()
 
-    with _default_dtype(dtype):
-        streams = tcn, block, trellis, lru, stacked
-        layers = [one_of(*streams)() for _ in range(some(1, 2))]
-        for _ in range(some(0, 2)):
-            layers.insert(some(0, len(layers)), pointwise())
-        net = keras.Sequential(layers) if len(layers) > 1 else layers[0]
-        kind = one_of("layer", "classifier", "regressor", "music")
-        if kind == "classifier":
-            activation = one_of(None, "softmax")
-            net = SequenceClassifier(net, 3, per_step=True, activation=activation, normalize=True)
-        elif kind == "regressor":
-            net = SequenceRegressor(net, some(1, 3), per_step=True, normalize=one_of(True, False))
-        elif kind == "music":
-            net = PolyphonicModel(net, CHANNELS)
-        net.build((None, None, CHANNELS))
+    streams = tcn, block, trellis, lru, stacked
+    layers = [one_of(*streams)() for _ in range(some(1, 2))]
+    for _ in range(some(0, 2)):
+        layers.insert(some(0, len(layers)), pointwise())
+    net = keras.Sequential(layers) if len(layers) > 1 else layers[0]
+    kind = one_of("layer", "classifier", "regressor", "music")
+    if kind == "classifier":
+        activation = one_of(None, "softmax")
+        net = SequenceClassifier(net, 3, per_step=True, activation=activation, normalize=True)
+    elif kind == "regressor":
+        net = SequenceRegressor(net, some(1, 3), per_step=True, normalize=one_of(True, False))
+    elif kind == "music":
+        net = PolyphonicModel(net, CHANNELS)
+    net.build((None, None, CHANNELS))
     draw(net, rng)
     return net
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def draw(net, rng):

@@ -4,7 +4,6 @@ import functools
 import re
 import shutil
 import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from keras_streams import native_stream
 from keras_streams.c_export import keras_steps, proven_source
+from keras_streams.native_stream import ZIG
 from tests.export.nets import CHANNELS, GRAPHS, classifier, graph, language_model, random_net
 from trellis_keras import zoo
 from trellis_keras.export import export
@@ -28,7 +28,6 @@ from trellis_keras.models import SequenceClassifier
 
 WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 GCC = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 def compile_c(folder, *options, compiler=("gcc",), files=("model.c",)):
@@ -70,11 +69,6 @@ def assert_clean(source, folder, compiler=("gcc",)):
 
 
 # `proven_source` raises unless the C equals Keras.
-
-
-def test_doubles_equal_keras():
-    source, *_ = proven_source(random_net(3, "float64"), "net")
-    assert source.real == "double" and "float" not in source.code
 
 
 HEADS = {
@@ -167,13 +161,6 @@ def test_without_a_compiler_there_is_a_test_program(tmp_path, no_compiler, weigh
         assert re.match(r"largest difference from Keras: \d", run.stdout)
 
 
-def test_weights_are_in_the_code_or_in_a_file(tmp_path):
-    for name, weights in (("model.c", "bytes"), ("serving", "file")):
-        options = {"format": "c"} if name == "model.c" else {}
-        with pytest.raises(ValueError, match="`weights`"):
-            export(classifier(), tmp_path / name, weights=weights, **options)
-
-
 def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):
     def wrong(model, x):
         return keras_steps(model, x) * 1.001
@@ -247,10 +234,12 @@ def test_what_cannot_be_written_is_refused_before_a_file_is(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_of_float64_layers_is_written_whatever_its_own_dtype(tmp_path):
-    model = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3, dtype="float64")])
+def test_a_model_of_float64_layers_has_doubles_whatever_its_own_dtype():
+    parts = [TrellisLayer(4, 2, dtype="float64"), TCN(3, 2, depth=2, dtype="float64")]
+    model = sequence(*parts, keras.layers.Dense(3, activation="gelu", dtype="float64"))
     assert model.compute_dtype == "float32"
-    assert "double" in export(model, tmp_path / "model.c", format="c").read_text()
+    source, *_ = proven_source(model, "net")
+    assert source.real == "double" and "float" not in source.code
 
 
 def test_every_kind_of_dropout_is_left_out(tmp_path):

@@ -10,8 +10,9 @@ from keras import layers, ops
 
 from keras_streams import to_stream
 from keras_streams.c_export import proven_source
+from keras_streams.native_stream import ZIG
 from tests.export.nets import draw
-from tests.export.test_c import GCC, ZIG
+from tests.export.test_c import GCC
 from trellis_keras.export import export, native
 from trellis_keras.layers import GridLSTMCell, RHNCell
 

@@ -9,12 +9,13 @@ import subprocess
 import keras
 import pytest
 
-from keras_streams import native_stream, passes
+from keras_streams import passes
 from keras_streams.c_export import c_source, proven_source, step_program, write_c
 from keras_streams.c_source import Printer
 from keras_streams.exported_stream import exported_stream
+from keras_streams.native_stream import ZIG, has_zig, write_source
 from keras_streams.wasm import es_module
-from tests.export.test_c import WARNINGS, ZIG
+from tests.export.test_c import WARNINGS
 
 # Each would declare `injected` if a part of it were read as code.
 CODE = "int injected(void) { return 42; }"
@@ -27,9 +28,7 @@ HOSTILE = [
 
 COMPILERS = [
     pytest.param(["gcc"], marks=pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")),
-    pytest.param(
-        ZIG, marks=pytest.mark.skipif(not native_stream.has_zig(), reason="needs ziglang")
-    ),
+    pytest.param(ZIG, marks=pytest.mark.skipif(not has_zig(), reason="needs ziglang")),
 ]
 
 
@@ -47,7 +46,7 @@ def run(*command, cwd):
 def test_names_of_outputs_are_strings(compiler, tmp_path):
     stream = exported_stream(dense(outputs=len(HOSTILE)))
     stream = dataclasses.replace(stream, names=HOSTILE)
-    native_stream.write_source(c_source(stream, "model"), tmp_path)
+    write_source(c_source(stream, "model"), tmp_path)
     (tmp_path / "main.c").write_text("""
 #include "model.h"
 #include <stdio.h>
@@ -77,7 +76,7 @@ def test_names_in_comments_stay_there(compiler, tmp_path):
             op.scope = op.buffer.scope = name
         groups = passes.optimize(program)
         source = Printer(program, groups, f"layer_{number}", "float", stream).print()
-        native_stream.write_source(source, tmp_path)
+        write_source(source, tmp_path)
     files = [path.name for path in tmp_path.glob("*.c")]
     options = [*WARNINGS, "-trigraphs", "-shared", "-fPIC", "-lm", "-o", "model.so"]
     run(*compiler, *files, *options, cwd=tmp_path)

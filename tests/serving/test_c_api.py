@@ -72,13 +72,6 @@ def test_the_score_of_a_text(answers):
     np.testing.assert_allclose(numbers(found["score_text"]), [[expected]], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("place", "message"), [("..", "no file"), (".", "no endpoint score_te")])
-def test_folders_that_the_example_cannot_read(exported, place, message):
-    main = runpy.run_path(str(EXAMPLE / "endpoints.py"))["main"]
-    with pytest.raises(SystemExit, match=message):
-        main(exported("regressor")[1] / place)
-
-
 def test_a_wrong_request_is_refused(answers):
     (refused,) = answers[2]["refused"]
     assert refused.startswith("3 ")  # INVALID_ARGUMENT

@@ -12,6 +12,7 @@ from keras_streams import to_stream
 from tests.support.parameters import slow_but
 from tests.support.served import LANGUAGE, MODELS, WITH_TEXT, inputs, scores, scores_so_far
 from trellis_keras.export import export
+from trellis_keras.export.endpoints import endpoints_of
 
 SHAPES = [(1, 1), (3, 17)]
 STEPS = 40  # several times around every buffer of a stream
@@ -58,7 +59,7 @@ def assert_equal(answer, expected):
     np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet"))
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "classifier"))
 def test_any_batch_of_any_length(served, name):
     model, ask = served(name)
     for shape in SHAPES:
@@ -139,3 +140,13 @@ def test_a_keras_model_with_a_delay_and_a_rate(tmp_path):
     wanted = stream.prefill(x)[0][0]
     assert np.sum(np.isfinite(wanted[:, 0])) == 4  # steps 2, 4, 6 and 8
     np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_whole_sequences_have_the_time_axis_of_the_model():
+    x, gate = keras.Input((4, None, 2), name="x"), keras.Input((3,), name="gate")
+    y = keras.layers.Conv2D(2, (1, 3))(x) * keras.layers.Dense(2)(gate)[:, None, None]
+    graph = to_stream(keras.Model([x, gate], y, name="net"), time_axis=[2, None])
+    whole, _, step = endpoints_of(graph)
+    assert [f.shape for f in whole.inputs.values()] == [("batch", 4, "time", 2), ("batch", 3)]
+    assert [f.shape for f in whole.outputs.values()] == [("batch", 4, "steps", 2)]
+    assert [step.inputs[name].shape for name in whole.inputs] == [("batch", 4, 2), ("batch", 3)]

@@ -4,15 +4,17 @@ The response to a request depends only on the request and the weights; the cache
 of the requests.
 """
 
+import dataclasses
 import sys
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_streams import GraphStream
-from keras_streams.endpoints import Endpoint, Field, StreamCache, graph_endpoints, require
+from keras_streams.endpoints import Endpoint, Field, StreamCache, require, step_endpoint
 from keras_streams.protocol import without_carried_states
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
@@ -22,16 +24,40 @@ from trellis_keras.models.sequence_model import SequenceModel
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf
 
-_MAX_NEW_TOKENS = 2**20  # over all rows of one request, which bounds its memory
+# Both bound the memory of a request; new tokens count over all its rows.
+_MAX_CACHE_ROWS, _MAX_NEW_TOKENS = 2**12, 2**20
 
 _NO_STEPS = "Each row needs at least one step. Received rows of length:"
 _NO_TOKENS = "Each row needs at least one token. Received rows of length:"
 
 
-def endpoints_of(model: LanguageModel | SequenceModel | GraphStream) -> list[Endpoint]:
+@dataclasses.dataclass(frozen=True)
+class ServedEndpoint(Endpoint):
+    """A request that a served model answers. The docstring of its function describes it."""
+
+    tables: tuple = ()  # lookup tables that it reads
+
+    def served(self, **inputs: Any) -> dict[str, Any]:
+        """Checks shapes, which TensorFlow Serving does not, and calls the function."""
+        for name, spec in self.input_specs().items():
+            # Without a static shape, or TensorFlow would trust the signature and drop the check.
+            unknown = tf.compat.v1.placeholder_with_default(inputs[name], None, name)
+            inputs[name] = tf.ensure_shape(unknown, spec.shape)
+        return self.checked(**inputs)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the endpoint's entry in `signatures.json`."""
+        fields = {
+            side: {name: {"dtype": f.dtype, "shape": f.shape} for name, f in of.items()}
+            for side, of in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+        return {"description": " ".join(str(self.function.__doc__).split()), **fields}
+
+
+def endpoints_of(model: LanguageModel | SequenceModel | GraphStream) -> list[ServedEndpoint]:
     """Returns the endpoints of a model or stream. Warns if it does not stream."""
     if isinstance(model, GraphStream):
-        return graph_endpoints(model)
+        return _graph_endpoints(model)
     make = _language_endpoints if isinstance(model, LanguageModel) else _sequence_endpoints
     return make(model)
 
@@ -47,6 +73,50 @@ def _streams(model):
         )
         return False
     return True
+
+
+def _cache_endpoint(model, cache):
+    def initial_cache(batch_size):
+        """Returns the cache before the first step, for `batch_size` rows."""
+        batch_size = require(
+            batch_size,
+            (batch_size >= 1) & (batch_size <= _MAX_CACHE_ROWS),
+            f"`batch_size` must be in [1, {_MAX_CACHE_ROWS}]. Received:",
+            batch_size,
+        )
+        return cache.flatten(model.initial_cache(batch_size))
+
+    return ServedEndpoint(initial_cache, {"batch_size": Field("int32", (), 1)}, cache.fields)
+
+
+def _graph_endpoints(stream):
+    cache, step = StreamCache(stream), step_endpoint(stream)
+
+    def of_sequences(fields, signals, time):
+        found = {}
+        for (name, field), signal in zip(fields.items(), signals, strict=False):
+            sizes = [*signal.shape]
+            if signal.has_time:
+                sizes.insert(signal.axis - 1, time)
+            found[name] = Field(field.dtype, ("batch", *sizes))
+        return found
+
+    # The cache comes after them.
+    inputs = of_sequences(step.inputs, stream.plan.inputs, "time")
+    outputs = of_sequences(step.outputs, stream.output_signals, "steps")
+
+    def serving_default(**tensors):
+        """Returns the outputs for whole sequences."""
+        signals = stream.plan.inputs
+        xs = [ops.cast(tensors[n], s.dtype) for n, s in zip(inputs, signals, strict=True)]
+        y = stream.model(keras.tree.pack_sequence_as(stream.inputs, xs), training=False)
+        return dict(zip(outputs, keras.tree.flatten(y), strict=True))
+
+    return [
+        ServedEndpoint(serving_default, inputs, outputs),
+        _cache_endpoint(stream, cache),
+        ServedEndpoint(step.function, step.inputs, step.outputs),
+    ]
 
 
 def _sequence_endpoints(model):
@@ -71,7 +141,7 @@ def _sequence_endpoints(model):
 
     steps = ("batch", "time") if model.per_step else ("batch",)
     inputs = {"inputs": Field(dtype, ("batch", "time", *channels))}
-    found = [Endpoint(serving_default, inputs, {name: Field("float32", (*steps, *output))})]
+    found = [ServedEndpoint(serving_default, inputs, {name: Field("float32", (*steps, *output))})]
     if not _streams(model):
         return found
     cache = StreamCache(model)
@@ -83,7 +153,7 @@ def _sequence_endpoints(model):
 
     inputs = {"inputs": Field(dtype, ("batch", *channels)), **cache.fields}
     outputs = {name: Field("float32", ("batch", *output)), **cache.fields}
-    return [*found, cache.endpoint(), Endpoint(step, inputs, outputs)]
+    return [*found, _cache_endpoint(model, cache), ServedEndpoint(step, inputs, outputs)]
 
 
 def _language_endpoints(model):
@@ -107,7 +177,7 @@ def _language_endpoints(model):
             return {"log_probabilities": model(checked_tokens(tokens), training=False)}
 
     every_token = {"log_probabilities": Field("float32", ("batch", "time", size))}
-    found = [Endpoint(serving_default, {"tokens": prompts}, every_token)]
+    found = [ServedEndpoint(serving_default, {"tokens": prompts}, every_token)]
     streams = _streams(model)
     if streams:
         cache = StreamCache(model)
@@ -135,14 +205,13 @@ def _language_endpoints(model):
 
         after = {**next_token, **cache.fields}
         found += [
-            cache.endpoint(),
-            Endpoint(step, {"tokens": tokens, **cache.fields}, after),
-            Endpoint(prefill, {"tokens": prompts}, after),
-            Endpoint(
+            _cache_endpoint(model, cache),
+            ServedEndpoint(step, {"tokens": tokens, **cache.fields}, after),
+            ServedEndpoint(prefill, {"tokens": prompts}, after),
+            ServedEndpoint(
                 generate,
                 {"tokens": prompts, "max_length": Field("int32", (), 2), **sampling},
                 {"tokens": Field("int32", ("batch", "max_length"))},
-                draws=True,
             ),
         ]
     if is_utf8_vocabulary(model.vocabulary):
@@ -174,10 +243,10 @@ def _text_endpoints(model, streams, sampling):
         "num_tokens": Field("int32", ("batch",)),
     }
     tables = (codec.table,)
-    found = [Endpoint(score_text, {"text": texts}, scores, tables=tables)]
+    found = [ServedEndpoint(score_text, {"text": texts}, scores, tables=tables)]
     if streams:
         inputs = {"text": texts, "max_new_tokens": Field("int32", (), 1), **sampling}
-        found.append(Endpoint(generate_text, inputs, {"text": texts}, draws=True, tables=tables))
+        found.append(ServedEndpoint(generate_text, inputs, {"text": texts}, tables=tables))
     return found
 
 

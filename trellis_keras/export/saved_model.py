@@ -6,14 +6,14 @@ import os
 import pathlib
 import secrets
 import shutil
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 
 from keras_streams import GraphStream
-from keras_streams.endpoints import write_archive
+from keras_streams.endpoints import add_endpoint
 from keras_streams.files import annotate_error, sync_folder
-from trellis_keras.export.endpoints import endpoints_of
+from trellis_keras.export.endpoints import ServedEndpoint, endpoints_of
 from trellis_keras.files import write_error
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.models import LanguageModel
@@ -28,7 +28,6 @@ def write_saved_model(
     path: pathlib.Path,
     version: int | None,
     warmup: bool,
-    series: dict[str, Any] | None,
 ) -> pathlib.Path:
     """Writes a version of a model to a folder and returns the version's path; see `export`."""
     _check_version(path, version)
@@ -45,12 +44,22 @@ def write_saved_model(
             vocabulary.save(extra / "vocabulary.json")
         if getattr(model, "class_names", None) is not None:
             _write_json(extra / "class_names.json", list(model.class_names))
-        if series is not None:
-            _write_json(extra / "series.json", series)
         if warmup:
             _write_warmup(found, path.resolve().name, extra / "tf_serving_warmup_requests")
 
     return _write_version(path, version, write)
+
+
+def write_archive(endpoints: Sequence[ServedEndpoint], folder: pathlib.Path) -> None:
+    """Writes endpoints as a SavedModel."""
+    archive = keras.export.ExportArchive()
+    for endpoint in endpoints:
+        for table in endpoint.tables:
+            archive.track(table)
+        add_endpoint(archive, endpoint.name, endpoint.served, endpoint.input_specs())
+    # A served model needs no gradients.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    archive.write_out(str(folder), options=options, verbose=False)
 
 
 def _write_json(path, value):

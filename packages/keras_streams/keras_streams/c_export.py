@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams import lower, passes, trace
+from keras_streams._keras_internals import all_layers
 from keras_streams.c_source import Printer, Source, comment_text, table_text
 from keras_streams.exported_stream import ExportedStream, exported_stream
 from keras_streams.files import check_output, filled_template, write_files
@@ -20,7 +21,6 @@ from keras_streams.fixed_point import print_fixed, quantize
 from keras_streams.fixed_summary import layer_table
 from keras_streams.graph import functional_of
 from keras_streams.native_stream import FixedStream, NativeStream, find_compiler, source_files
-from keras_streams.protocol import all_layers
 from keras_streams.xla import compile_xla
 
 _STEPS = 200  # of random inputs, or more for models with few outputs
@@ -33,17 +33,52 @@ FIXED_TOLERANCE = 0.05
 _QUANTIZATIONS = {"c": (None, "int8", "int8_rings"), "litert": (None, "int8")}
 
 
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+    """How a step becomes integers: options of `export`."""
+
+    kind: str | None = None  # `quantization`
+    data: np.ndarray | None = None  # `representative_data`
+    tolerance: float = FIXED_TOLERANCE  # `quantization_tolerance`
+
+    def check(self, format: str, weights: str = "code") -> None:
+        """Raises ValueError unless the options, with `weights`, apply to a format."""
+        known = _QUANTIZATIONS.get(format, (None,))
+        if self.kind not in known:
+            raise ValueError(
+                f"`quantization` must be one of {', '.join(map(repr, known))} with "
+                f"format={format!r}. Received: {self.kind!r}"
+            )
+        if not self.tolerance > 0:
+            raise ValueError(
+                f"`quantization_tolerance` must be positive. Received: {self.tolerance}"
+            )
+        if (self.data is not None) != (format == "c" and self.kind is not None):
+            raise ValueError(
+                "`quantization` and `representative_data` must be given together. Received: "
+                f"quantization={self.kind!r} and {'no data' if self.data is None else 'data'} with "
+                f"format={format!r}"
+            )
+        if self.tolerance != FIXED_TOLERANCE and self.kind is None:
+            raise ValueError(
+                "`quantization_tolerance` needs `quantization`. Received: "
+                f"quantization_tolerance={self.tolerance}"
+            )
+        if weights != "code" and (weights != "file" or format != "c" or self.kind is not None):
+            raise ValueError(
+                "`weights` must be 'code', or for format='c' without `quantization` 'file'. "
+                f"Received: weights={weights!r}, format={format!r}, quantization={self.kind!r}"
+            )
+
+
 def write_c(
     model: Any,
     path: pathlib.Path,
     overwrite: bool = False,
-    quantization: str | None = None,
-    representative_data: np.ndarray | None = None,
-    quantization_tolerance: float = FIXED_TOLERANCE,
+    quantization: Quantization = Quantization(),
     weights: str = "code",
 ) -> pathlib.Path:
-    """Writes a model as C and returns the path; see `export`."""
-    check_options("c", (quantization, representative_data, quantization_tolerance), weights)
+    """Writes a model as C and returns the path; see `export`, which checks the options."""
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
         raise ValueError(
             "`path` must end in .c, and its name must be a C identifier (the prefix of all "
@@ -51,17 +86,15 @@ def write_c(
         )
     prefix, in_file = path.stem, weights == "file"
     test, binary = path.with_name(f"{prefix}_test.c"), path.with_suffix(".bin")
-    is_unproven = find_compiler() is None and quantization is None
+    is_unproven = find_compiler() is None and quantization.kind is None
     written = [path, path.with_suffix(".h"), *[test] * is_unproven, *[binary] * in_file]
     for file in written if path.parent.is_dir() else ():
         check_output(file, overwrite=overwrite)
-    if quantization is None or representative_data is None:
+    kind, data, tolerance = quantization.kind, quantization.data, quantization.tolerance
+    if kind is None or data is None:
         source, x, expected = proven_source(model, prefix, in_file)
     else:
-        source = fixed_source(
-            model, prefix, quantization, representative_data, quantization_tolerance, True
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
+        source = fixed_source(model, prefix, kind, data, tolerance, with_layers=True)
     files = source_files(source, path.parent)
     if source.weights is not None:
         files[binary] = source.weights
@@ -74,38 +107,6 @@ def write_c(
         )
     write_files(files)
     return path
-
-
-def check_options(format: str, integers: tuple, weights: str = "code") -> None:
-    """Raises ValueError unless the options of `export` apply to a format.
-
-    `integers` are `quantization`, `representative_data` and `quantization_tolerance`.
-    """
-    (quantization, data, tolerance), known = integers, _QUANTIZATIONS.get(format, (None,))
-    if quantization not in known:
-        raise ValueError(
-            f"`quantization` must be one of {', '.join(map(repr, known))} with format={format!r}. "
-            f"Received: {quantization!r}"
-        )
-    if not tolerance > 0:
-        raise ValueError(f"`quantization_tolerance` must be positive. Received: {tolerance}")
-    is_integer = format == "c" and quantization is not None
-    if (data is not None) != is_integer:
-        raise ValueError(
-            "`quantization` and `representative_data` must be given together. Received: "
-            f"quantization={quantization!r} and {'no data' if data is None else 'data'} with "
-            f"format={format!r}"
-        )
-    if tolerance != FIXED_TOLERANCE and quantization is None:
-        raise ValueError(
-            "`quantization_tolerance` needs `quantization`. Received: "
-            f"quantization_tolerance={tolerance}"
-        )
-    if weights != "code" and (weights != "file" or format != "c" or is_integer):
-        raise ValueError(
-            "`weights` must be 'code', or for format='c' without `quantization` 'file'. "
-            f"Received: weights={weights!r} with format={format!r}, quantization={quantization!r}"
-        )
 
 
 def fixed_source(
@@ -170,11 +171,6 @@ def check_finite(stream: ExportedStream, outputs: np.ndarray, inputs: str) -> No
             f"{stream.model.name} cannot be verified: Keras' outputs for {inputs} "
             "are not finite. Use data that it takes, as in to_stream(model, example=x)."
         )
-
-
-def _delay_and_rate(stream):
-    """Returns the largest delay and rate of a stream's outputs."""
-    return [max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate)]
 
 
 def _representative(stream, data):
@@ -242,12 +238,10 @@ def native(
             "`native` needs a C compiler: pip install ziglang, or use "
             "keras_streams.compiled_step instead."
         )
-    check_options("c", (quantization, representative_data, quantization_tolerance))
+    Quantization(quantization, representative_data, quantization_tolerance).check("c")
     if quantization is None or representative_data is None:
         return NativeStream(proven_source(model, "model")[0])
-    source = fixed_source(
-        model, "model", quantization, representative_data, tolerance=quantization_tolerance
-    )
+    source = fixed_source(model, "model", quantization, representative_data, quantization_tolerance)
     return FixedStream(source)
 
 
@@ -263,7 +257,7 @@ def proven_source(
     """
     stream = exported_stream(model)
     source = c_source(stream, prefix, in_file)
-    delay, rate = _delay_and_rate(stream)
+    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
     steps = max(_STEPS, math.ceil(delay + 20 * rate))
     x = stream.random_inputs(min(steps, stream.longest or steps))
     expected = keras_steps(stream, x)

@@ -1,10 +1,6 @@
-"""The endpoints of an exported stream: pure functions of named tensors.
-
-The cache of a stream is part of the requests.
-"""
+"""One step of a stream as a pure function of named tensors, the cache among them."""
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +9,12 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.protocol import at_least_float32
+from keras_streams.types import Cache, Tensor
 
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf
-
-_MAX_CACHE_ROWS = 2**12  # of one request, which bounds its memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Field:
 
     dtype: str
     shape: tuple  # sizes; a name, such as "batch", means any size
-    example: Any = 0  # fill value for warm-up requests
+    example: Any = 0  # value of all elements of an example
 
     def spec(self, name: str, rows: int | None = None) -> "tf.TensorSpec":
         """Returns the specification of its tensor, for any number of rows or the given one."""
@@ -36,45 +32,29 @@ class Field:
         return tf.TensorSpec(sizes, self.dtype, name)
 
     def filled(self) -> np.ndarray:
-        """Returns a tensor of the fill value, with one row and one step."""
+        """Returns an example, with one row and one step."""
         sizes = [1 if isinstance(size, str) else size for size in self.shape]
         return np.full(sizes, self.example, object if self.dtype == "string" else self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """A request that a served model answers.
-
-    The function takes the inputs as keyword arguments and returns a dict of outputs. Its name and
-    docstring become the endpoint's name and description.
-    """
+    """A function of named tensors, which it takes as keyword arguments, to a dict of tensors."""
 
     function: Callable
     inputs: dict[str, Field]
     outputs: dict[str, Field]
-    draws: bool = False  # random numbers, which must depend only on the inputs
-    tables: tuple = ()  # lookup tables that it reads
 
     @property
     def name(self) -> str:
         """The name of the function."""
         return self.function.__name__
 
-    def input_specs(self, rows: int | None = None) -> dict:
+    def input_specs(self, rows: int | None = None) -> dict[str, "tf.TensorSpec"]:
         """Returns the specifications of the inputs, for any number of rows or the given one."""
         return {name: field.spec(name, rows) for name, field in self.inputs.items()}
 
-    def served(self, **inputs):
-        """Checks shapes, which TensorFlow Serving does not, and calls the function."""
-        placeholder = tf.compat.v1.placeholder_with_default
-        # Without a static shape, or TensorFlow would trust the signature and drop the check.
-        unknown = {name: placeholder(value, None, name) for name, value in inputs.items()}
-        specs = self.input_specs()
-        return self.checked(
-            **{name: tf.ensure_shape(value, specs[name].shape) for name, value in unknown.items()}
-        )
-
-    def checked(self, **inputs):
+    def checked(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Calls the function after checking that all inputs have the same number of rows."""
         batched = [name for name, field in self.inputs.items() if "batch" in field.shape]
         if len(batched) > 1:
@@ -87,161 +67,116 @@ class Endpoint:
         # Restores the sizes that TensorFlow does not infer.
         return {
             name: tf.ensure_shape(ops.cast(outputs[name], field.dtype), field.spec(name).shape)
-            if field.dtype != "string"
-            else outputs[name]
             for name, field in self.outputs.items()
         }
 
-    def describe(self):
-        """Returns the endpoint's entry in `signatures.json`."""
 
-        def fields(of):
-            return {name: {"dtype": f.dtype, "shape": f.shape} for name, f in of.items()}
-
-        return {
-            "description": " ".join(self.function.__doc__.split()),
-            "inputs": fields(self.inputs),
-            "outputs": fields(self.outputs),
-        }
-
-
-def require(tensor: Any, condition: Any, message: str, *values: Any) -> Any:
-    """Returns `tensor` if all of `condition` is true; otherwise the request fails."""
+def require(tensor: Tensor, condition: Tensor, message: str, *values: Tensor) -> Tensor:
+    """Returns `tensor` if all of `condition` is true; otherwise the call fails."""
     check = tf.debugging.Assert(tf.reduce_all(condition), [message, *values], summarize=8)
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
 
 
 class StreamCache:
-    """The cache of a backbone as a flat dict of tensors.
+    """The cache of a stream as a flat dict of tensors.
 
     Tensors are named by their path in the cache, such as `cache_inputs` or `cache_states_0_1`. Half
     precision becomes float32, which every client can send.
+
+    Attributes:
+        fields: Dict from the name of each tensor to its `Field`.
     """
 
-    def __init__(self, model):
-        self._model = model
-        # For its structure and dtypes.
-        self._like = model.initial_cache(1)
-        self.fields = {
-            name: Field(
-                at_least_float32(keras.backend.standardize_dtype(leaf.dtype)),
-                ("batch", *leaf.shape[1:]),
-            )
-            for name, leaf in self.flatten(self._like).items()
-        }
+    def __init__(self, stream: Any):
+        self._like = stream.initial_cache(1)  # for its structure and dtypes
+        self.fields = {}
+        for name, leaf in self.flatten(self._like).items():
+            dtype = at_least_float32(keras.backend.standardize_dtype(leaf.dtype))
+            self.fields[name] = Field(dtype, ("batch", *leaf.shape[1:]))
 
-    def flatten(self, cache: Any) -> dict:
+    def flatten(self, cache: Cache) -> dict[str, Tensor]:
         """Returns the tensors of a cache by their names."""
         leaves = keras.tree.flatten_with_path(cache)
         return {"_".join(["cache", *map(str, path)]): leaf for path, leaf in leaves}
 
-    def pack(self, tensors: dict) -> Any:
+    def pack(self, tensors: dict[str, Tensor]) -> Cache:
         """Returns the cache of named tensors."""
-        leaves = [
-            ops.cast(tensors[name], leaf.dtype) for name, leaf in self.flatten(self._like).items()
-        ]
+        named = self.flatten(self._like)
+        leaves = [ops.cast(tensors[name], leaf.dtype) for name, leaf in named.items()]
         return keras.tree.pack_sequence_as(self._like, leaves)
 
-    def endpoint(self) -> Endpoint:
-        """Returns the endpoint of the cache before the first step."""
 
-        def initial_cache(batch_size):
-            """Returns the cache before the first step, for `batch_size` rows."""
-            batch_size = require(
-                batch_size,
-                (batch_size >= 1) & (batch_size <= _MAX_CACHE_ROWS),
-                f"`batch_size` must be in [1, {_MAX_CACHE_ROWS}]. Received:",
-                batch_size,
-            )
-            return self.flatten(self._model.initial_cache(batch_size))
-
-        return Endpoint(initial_cache, {"batch_size": Field("int32", (), 1)}, self.fields)
+def model_stream(model: Any) -> GraphStream:
+    """Returns the stream of a model as a graph, or raises ValueError for a layer that streams."""
+    stream = to_stream(model)
+    if not isinstance(stream, GraphStream):
+        raise ValueError(
+            f"`model` must be a model: wrap a layer in keras.Sequential. Received: {model!r}"
+        )
+    return stream
 
 
-def graph_endpoints(stream: Any) -> list[Endpoint]:
-    """Returns the endpoints of a `GraphStream`: of sequences, of the first cache, and of a step."""
-    cache, names = StreamCache(stream), _names("inputs", stream.inputs, {})
-    inputs = dict(zip(names, stream.plan.inputs, strict=True))
-    names = _names("outputs", stream.graph.outputs, inputs)
-    outputs = dict(zip(names, stream.output_signals, strict=True))
-
-    def fields(signals, time=None):
-        """Returns the fields of a step, or those of whole sequences with a name of their time."""
-        found = {}
-        for name, signal in signals.items():
-            shape = [*([signal.block] if time is None and signal.block > 1 else []), *signal.shape]
-            if time is not None and signal.has_time:
-                shape.insert(signal.axis - 1, time)
-            is_integer = keras.backend.is_int_dtype(signal.dtype)
-            dtype = "int32" if is_integer else at_least_float32(signal.dtype)
-            found[name] = Field(dtype, ("batch", *shape))
-        return found
-
-    def read(tensors):
-        xs = [ops.cast(tensors[name], signal.dtype) for name, signal in inputs.items()]
-        return keras.tree.pack_sequence_as(stream.inputs, xs)
-
-    def named(y):
-        return dict(zip(outputs, keras.tree.flatten(y), strict=True))
-
-    def serving_default(**tensors):
-        """Returns the outputs for whole sequences."""
-        return named(stream.model(read(tensors), training=False))
+def step_endpoint(stream: GraphStream) -> Endpoint:
+    """Returns the step of a stream as an endpoint."""
+    cache, names = StreamCache(stream), _names("inputs", stream.inputs, [])
+    inputs = {name: _field(s) for name, s in zip(names, stream.plan.inputs, strict=True)}
+    names = _names("outputs", stream.graph.outputs, names)
+    outputs = {name: _field(s) for name, s in zip(names, stream.output_signals, strict=True)}
 
     def step(**tensors):
         """Reads one step of each row. Outputs are NaN at steps that have none."""
-        y, after = stream.step(read(tensors), cache.pack(tensors))
-        return named(y) | cache.flatten(after)
+        x = keras.tree.pack_sequence_as(stream.inputs, [tensors[name] for name in inputs])
+        y, after = stream.step(x, cache.pack(tensors))
+        return dict(zip(outputs, keras.tree.flatten(y), strict=True)) | cache.flatten(after)
 
-    whole = Endpoint(serving_default, fields(inputs, "time"), fields(outputs, "steps"))
-    one = Endpoint(step, fields(inputs) | cache.fields, fields(outputs) | cache.fields)
-    return [whole, cache.endpoint(), one]
+    return Endpoint(step, inputs | cache.fields, outputs | cache.fields)
+
+
+def _field(signal):
+    """Returns the field of a step's signal."""
+    shape = signal.shape if signal.block == 1 else (signal.block, *signal.shape)
+    is_integer = keras.backend.is_int_dtype(signal.dtype)
+    dtype = "int32" if is_integer else at_least_float32(signal.dtype)
+    return Field(dtype, ("batch", *shape))
 
 
 def _names(name, structure, taken):
     """Returns names for the leaves of a structure: their keys or indices."""
     found = []
     for path, leaf in keras.tree.flatten_with_path(structure):
-        key = (
-            leaf.name if path and isinstance(leaf, keras.KerasTensor) else "_".join(map(str, path))
-        )
-        key = key or name
+        is_input = path and isinstance(leaf, keras.KerasTensor)
+        key = (leaf.name if is_input else "_".join(map(str, path))) or name
         found.append(f"{name}_{key}" if key in taken or key.isdecimal() else key)
     return found
 
 
-def write_archive(
-    endpoints: list[Endpoint], folder: str | os.PathLike, rows: int | None = None
+def add_endpoint(
+    archive: keras.export.ExportArchive,
+    name: str,
+    function: Callable,
+    specs: dict[str, "tf.TensorSpec"],
 ) -> None:
-    """Writes endpoints as a SavedModel, for any number of rows or the given number."""
-    archive = keras.export.ExportArchive()
-    for endpoint in endpoints:
-        for table in endpoint.tables:
-            archive.track(table)
-        answer = endpoint.served if rows is None else endpoint.checked
-        function = tf.function(answer, autograph=False)
-        _check_pure(endpoint, function.get_concrete_function(**endpoint.input_specs(rows)))
-        archive.add_endpoint(endpoint.name, function)
-    # A served model needs no gradients.
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    archive.write_out(str(folder), options=options, verbose=False)
+    """Adds a function of named tensors, which may draw random numbers only from a `seed`.
 
-
-def _check_pure(endpoint, function):
-    graph = function.graph.as_graph_def()
+    Raises:
+        ValueError: If it is not a pure function of its inputs.
+    """
+    compiled = tf.function(function, autograph=False)
+    graph = compiled.get_concrete_function(**specs).graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     found = {
         node.op
         for node in nodes
         if re.search("Assign|Random|Multinomial|^Stateful[A-Z]", node.op)
         and node.op != "StatefulPartitionedCall"  # only calls one of these functions
-        and not (endpoint.draws and node.op.startswith("Stateless"))
+        and not ("seed" in specs and node.op.startswith("Stateless"))
     }
     if found:
         raise ValueError(
-            f"The endpoint `{endpoint.name}` is not a pure function of the request: its graph has "
+            f"The endpoint `{name}` is not a pure function of its inputs: its graph has "
             f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables at "
             "inference, as Keras' recurrent layers with dropout do: build them without, and load "
             "the weights."
         )
+    archive.add_endpoint(name, compiled)

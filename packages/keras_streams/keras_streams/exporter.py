@@ -13,15 +13,14 @@ import numpy as np
 
 from keras_streams.c_export import (
     FIXED_TOLERANCE,
+    Quantization,
     check_finite,
-    check_options,
     computing_layers,
     write_c,
 )
-from keras_streams.endpoints import Endpoint, graph_endpoints, write_archive
+from keras_streams.endpoints import Endpoint, add_endpoint, model_stream, step_endpoint
 from keras_streams.exported_stream import exported_stream
-from keras_streams.files import atomic_write, check_output
-from keras_streams.graph_stream import GraphStream, to_stream
+from keras_streams.files import check_output, write_files
 from keras_streams.wasm import write_wasm
 
 if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
@@ -80,85 +79,81 @@ def export(
             LiteRT and ONNX TensorFlow, and ONNX tf2onnx and onnxruntime.
         RuntimeError: If what would be written differs from Keras.
     """
-    integers = quantization, representative_data, quantization_tolerance
+    integers = Quantization(quantization, representative_data, quantization_tolerance)
     return write_step(model, path, format, integers, weights, overwrite)
-
-
-def _step_of(model):
-    stream = to_stream(model)
-    if not isinstance(stream, GraphStream):
-        raise ValueError(
-            f"`model` must be a model: wrap a layer in keras.Sequential. Received: {model!r}"
-        )
-    return next(endpoint for endpoint in graph_endpoints(stream) if endpoint.name == "step")
 
 
 def write_step(
     model: Any,
     path: str | os.PathLike,
     format: str,
-    integers: tuple[str | None, np.ndarray | None, float],
+    quantization: Quantization,
     weights: str,
     overwrite: bool,
-    step_of: Callable[[Any], Endpoint] = _step_of,
+    step_of: Callable[[Any], Endpoint] | None = None,
 ) -> pathlib.Path:
-    """Exports one step of a model; see `export` and `write_c`.
+    """Exports one step of a model, with the arguments of `export`.
 
-    `integers` are `quantization`, `representative_data` and `quantization_tolerance`. The function
-    `step_of` returns the step of a model for LiteRT or ONNX.
+    The function `step_of` returns the step of a model for LiteRT or ONNX. It defaults to
+    `step_endpoint` of the model's stream.
     """
     path = pathlib.Path(path).expanduser()
-    if format == "c":
-        return write_c(model, path, overwrite, *integers, weights)
     if format not in SUFFIXES:
         formats = ", ".join(map(repr, SUFFIXES))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
-    check_options(format, integers, weights)
+    quantization.check(format, weights)
+    if format == "c":
+        return write_c(model, path, overwrite, quantization, weights)
     if path.suffix != SUFFIXES[format]:
         raise ValueError(
             f"`path` must end in {SUFFIXES[format]} with format={format!r}. Received: {path}"
         )
     if format == "wasm":
         return write_wasm(model, path, overwrite)
-    stream, step = _check_converted(model, format), step_of(model)
+    check_backend(format)
     if path.parent.is_dir():
         check_output(path, overwrite=overwrite)
-    quantization, _, tolerance = integers
+    if step_of is None:
+        model, step_of = model_stream(model), step_endpoint
+    stream = exported_stream(model)
+    _check_converted(stream, format)
+    step, is_quantized = step_of(model), quantization.kind is not None
     if format == "litert":
-        content = _to_litert(step, quantization)
+        content = _to_litert(step, is_quantized)
         differences = _differences(_litert_step(content), step, stream)
     else:
         content = _to_onnx(step)
         differences = _differences(_onnx_step(content, step), step, stream)
-    largest = _TOLERANCE if quantization is None else tolerance
+    largest = quantization.tolerance if is_quantized else _TOLERANCE
     for name, difference in differences.items():
-        is_rounded_cache = quantization is not None and name in step.inputs
+        is_rounded_cache = is_quantized and name in step.inputs
         if not difference <= largest and not is_rounded_cache:
             message = (
                 f"{format!r} differs from Keras in {name!r} by {difference:.1e} of its largest "
                 f"value over {_STEPS} random steps; the tolerance is {largest}."
             )
-            if quantization is None:
+            if not is_quantized:
                 raise RuntimeError(message)
             raise ValueError(
                 f"{message} Export the model without `quantization`, or accept the difference with "
                 "`quantization_tolerance`."
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
+    write_files({path: content})
     return path
 
 
-def _check_converted(model, format):
-    """Returns a model's `ExportedStream`, if TensorFlow's converters can write its step."""
+def check_backend(format: str) -> None:
+    """Raises ValueError unless TensorFlow is the backend, whose converters write a format."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"Exporting {format!r} requires the TensorFlow backend. Save the model as a .keras "
             "file and export it in a process with KERAS_BACKEND=tensorflow. "
             f"Received: backend {keras.backend.backend()!r}"
         )
-    stream = exported_stream(model)
+
+
+def _check_converted(stream, format):
+    """Raises ValueError unless TensorFlow's converters can write a stream's step."""
     name, model = stream.model.name, stream.model
     dtypes = {layer.compute_dtype for layer in computing_layers(model)}
     if not dtypes <= {"float32"}:
@@ -168,10 +163,9 @@ def _check_converted(model, format):
         )
     if any(np.any(leaf) for leaf in keras.tree.flatten(stream.initial_cache(1))):
         raise ValueError(
-            f"format={format!r} requires a cache that starts from zeros. Use format='saved_model', "
-            f"'c' or 'wasm'. Received: {name}, whose initial cache is not zero"
+            f"format={format!r} requires a cache that starts from zeros. Use format='c' or 'wasm'. "
+            f"Received: {name}, whose initial cache is not zero"
         )
-    return stream
 
 
 def _differences(function, endpoint, stream):
@@ -221,17 +215,19 @@ def _differences(function, endpoint, stream):
 # need TensorFlow at runtime.
 
 
-def _to_litert(endpoint, quantization):
+def _to_litert(endpoint, is_quantized):
     """Returns an endpoint as the content of a LiteRT file."""
     if not hasattr(tf, "lite"):
         raise ImportError(
             f"TensorFlow {tf.__version__} has no LiteRT converter: pip install tensorflow==2.21.*"
         )
     with tempfile.TemporaryDirectory() as folder:
-        write_archive([endpoint], folder, rows=1)
+        archive = keras.export.ExportArchive()
+        add_endpoint(archive, "step", endpoint.checked, endpoint.input_specs(rows=1))
+        archive.write_out(folder, verbose=False)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["step"])
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        if quantization is not None:
+        if is_quantized:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         return converter.convert()
 

@@ -71,7 +71,7 @@ def write_files(contents: Mapping[Path, bytes], mode: int | None = None) -> None
     """Writes files that belong together: if one cannot be written, all old ones are kept.
 
     Args:
-        contents: The content of each file. The folders must exist.
+        contents: The content of each file. Missing folders are made.
         mode: Integer, permissions of the files. Defaults to `None`, those of a new file.
 
     Raises:
@@ -79,6 +79,7 @@ def write_files(contents: Mapping[Path, bytes], mode: int | None = None) -> None
     """
     with contextlib.ExitStack() as stack:
         for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(stack.enter_context(atomic_write(path)), "wb") as file:
                 if mode is not None:
                     os.chmod(file.name, mode)

@@ -6,8 +6,8 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+from typing import Any
 
-import keras
 import numpy as np
 
 from keras_streams.c_export import check_equal, proven_source
@@ -17,24 +17,18 @@ from keras_streams.files import check_output, filled_template, write_files
 from keras_streams.native_stream import OPTIONS, ZIG, build, has_zig
 
 
-def write_wasm(
-    model: keras.Layer,
-    path: pathlib.Path,
-    overwrite: bool = False,
-) -> pathlib.Path:
+def write_wasm(model: Any, path: pathlib.Path, overwrite: bool = False) -> pathlib.Path:
     """Writes a model as WebAssembly and returns the path; see `export`."""
     if not has_zig():
         raise ImportError("format='wasm' needs a compiler: pip install ziglang")
     files = path, path.with_suffix(".mjs")
-    if path.parent.is_dir():
-        for file in files:
-            check_output(file, overwrite=overwrite)
+    for file in files if path.parent.is_dir() else ():
+        check_output(file, overwrite=overwrite)
     stream = exported_stream(model)
     source, x, expected = proven_source(stream, "model")
     contents = compile_wasm(source), es_module(source, path.stem).encode()
     if shutil.which("node") is not None:
         check_equal(stream.model.name, source, _run_in_node(contents, x), expected)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_files(dict(zip(files, contents, strict=True)))
     return path
 
