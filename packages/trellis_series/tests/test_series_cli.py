@@ -84,7 +84,7 @@ def test_covariates_of_the_future_follow_the_last_value(folder):
 def test_the_worst_series_are_named(folder):
     table = pd.read_csv("load.csv")
     houses = [table.assign(house=f"h{i}") for i in range(2)]
-    pd.concat([*houses, table.assign(house="dark", load=0)]).to_csv("load.csv", index=False)
+    pd.concat([*houses, table.assign(house="dark", load=3.1)]).to_csv("load.csv", index=False)
     options = ("--series", "house", "--no-rivals", "--horizon", 12, "--windows", 2)
     output = run(*FILE, *options)
     assert "worst series" in output and "dark 1.00" in output

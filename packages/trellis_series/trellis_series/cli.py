@@ -25,6 +25,7 @@ from trellis_series.times import parse_times
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _WINDOWS = 5  # of the backtest, unless a series is too short
 _WORST = 5  # series named under the table
+_ROUNDING = 1e-9  # of the values: the error of a forecast that is exact
 _RIVALS = ("AutoETS", "AutoTheta")  # of statsforecast
 _RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
 _HISTORY = 5  # horizons in the picture, before the backtest
@@ -216,6 +217,8 @@ def _backtest(forecasts, frame, windows, rivals):
     known = found.dropna(subset=[columns.target, *kinds])
     errors = evaluate(known, [mae], models=kinds, **columns.roles)
     errors = errors.groupby(columns.id, sort=False)[kinds].mean()
+    size = known[columns.target].abs().groupby(known[columns.id], sort=False).mean()
+    errors = errors.where(errors.gt(_ROUNDING * size, axis=0), 0.0)  # of a constant series
     # A series counts by the larger of the two errors that are compared.
     ratios = errors.div(errors[list(_KINDS)].max(axis=1).replace(0.0, 1.0), axis=0)
     of_naive = ratios.mean() / (ratios["naive"].mean() or 1.0)
