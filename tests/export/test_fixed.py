@@ -126,10 +126,11 @@ def test_a_model_may_only_move_or_scale_its_inputs():
 
 def test_tokens_beside_floats_are_close_to_keras():
     x, token = keras.Input((None, CHANNELS)), keras.Input((None,), dtype="int32")
-    normal = keras.initializers.RandomNormal(stddev=100.0, seed=0)
-    y = x + layers.Embedding(6, CHANNELS, embeddings_initializer=normal)(token)
-    model = keras.Model([x, token], layers.LSTM(4, return_sequences=True)(y / 100))
-    rows = np.concatenate([100 * X, np.arange(len(X))[:, None] % 6], axis=-1)
+    scales = 100.0 ** np.linspace(1, -1, CHANNELS)  # those of small values have more bits
+    dense = layers.Dense(4)
+    model = keras.Model([x, token], dense(x) + layers.Embedding(6, 4)(token))
+    dense.kernel.assign(dense.kernel / scales[:, None])
+    rows = np.concatenate([scales * X, np.arange(len(X))[:, None] % 6], axis=-1)
     assert difference(model, rows.astype("float32")) < 0.01
 
 

@@ -92,7 +92,8 @@ def compiled_step(
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
     variables = [] if frozen else layer.variables
-    parts = all_layers(getattr(stream, "model", stream))
+    model = getattr(stream, "model", stream)
+    parts = all_layers(model) if isinstance(model, keras.Layer) else []
     # XLA has no tables of strings and integers; recurrent layers use their cells.
     is_xla = all(part.supports_jit or isinstance(part, keras.layers.RNN) for part in parts)
     weights = [(v, ops.convert_to_numpy(v)) for v in layer.variables] if frozen else []
