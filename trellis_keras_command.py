@@ -432,6 +432,7 @@ def export(
     suffix .tflite, .onnx, .c or .wasm chooses the format.
     """
     from trellis_keras.export import export as export_model
+    from trellis_keras.layers.checks import check_choice
     from trellis_keras.zoo.evaluation import representative_data
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
 
@@ -441,6 +442,7 @@ def export(
     check_no_file_of_a_run(path)
     examples = None
     if format == "c" and quantization is not None:
+        check_choice("quantization", quantization, ("int8", "int8_rings"))  # loading takes time
         examples = representative_data(_recipe_of(run, data_dir))
     written = export_model(
         load_best(run),

@@ -306,7 +306,8 @@ def test_export(command, refused, finished_run, tmp_path):
     assert "already exists" in refused("export", finished_run, path, "--version", "1")
     assert "looks like one version" in refused("export", finished_run, path / "1")
     assert "--format must be" in refused("export", finished_run, tmp_path / "a", "--format", "pb")
-    assert "takes no --quant" in refused("export", finished_run, path, "--quantization", "int8")
+    int8 = "--quantization", "int8"
+    assert "--quantization must be None" in refused("export", finished_run, path, *int8)
     assert [found.name for found in path.iterdir()] == ["1"]
     assert refused("export", finished_run, tmp_path / "a.b", "--format", "c").startswith("`path`")
     assert "is a file of the run" in refused("export", finished_run, finished_run / "checkpoints")
@@ -323,6 +324,12 @@ def test_export_takes_the_ranges_of_integers_from_the_training_data(
     status, _, err = command(*words, "--quantization-tolerance", "0.5")
     assert status == 0, err
     assert "int8 rings" in (tmp_path / "model.h").read_text()
+
+
+@pytest.mark.usefixtures("no_data")
+def test_quantization_is_checked_before_data_are_read(refused, finished_run, tmp_path):
+    words = ["export", finished_run, tmp_path / "model.c", "--quantization", "int4"]
+    assert "--quantization must be one of" in refused(*words)
 
 
 def test_score(command, refused, finished_run, tmp_path):

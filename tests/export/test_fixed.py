@@ -126,12 +126,26 @@ def test_a_model_may_only_move_or_scale_its_inputs():
 
 def test_tokens_beside_floats_are_close_to_keras():
     x, token = keras.Input((None, CHANNELS)), keras.Input((None,), dtype="int32")
-    scales = 100.0 ** np.linspace(1, -1, CHANNELS)  # those of small values have more bits
-    dense = layers.Dense(4)
-    model = keras.Model([x, token], dense(x) + layers.Embedding(6, 4)(token))
-    dense.kernel.assign(dense.kernel / scales[:, None])
-    rows = np.concatenate([scales * X, np.arange(len(X))[:, None] % 6], axis=-1)
+    normal = keras.initializers.RandomNormal(stddev=100.0, seed=0)
+    y = x + layers.Embedding(6, CHANNELS, embeddings_initializer=normal)(token)
+    model = keras.Model([x, token], layers.LSTM(4, return_sequences=True)(y / 100))
+    rows = np.concatenate([100 * X, np.arange(len(X))[:, None] % 6], axis=-1)
     assert difference(model, rows.astype("float32")) < 0.01
+
+
+def test_computed_tokens_are_not_scaled():
+    """A channel of smaller values than others would have more fractional bits."""
+    inputs = keras.Input((None, CHANNELS))
+    scale, dense = layers.Dense(CHANNELS, use_bias=False), layers.Dense(4)
+    normal = keras.initializers.RandomNormal(stddev=3.0, seed=0)
+    x = layers.ReLU()(scale(inputs))
+    tokens = ops.cast(x[..., -1] + 0.01, "int32")
+    y = dense(x) + layers.Embedding(6, 4, embeddings_initializer=normal)(tokens)
+    model, scales = keras.Model(inputs, y), np.array([1e3] * (CHANNELS - 1) + [1.0])
+    scale.kernel.assign(np.diag(scales))
+    dense.kernel.assign(dense.kernel / scales[:, None])
+    rows = np.concatenate([X[:, :-1], np.arange(len(X))[:, None] % 6], axis=-1)
+    assert difference(model, rows.astype("float32"), tolerance=0.2) < 0.05
 
 
 def test_a_function_of_numbers_in_another_order():

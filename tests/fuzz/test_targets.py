@@ -1,11 +1,12 @@
 """Every loader that is fuzzed takes a sound file, and damaged ones without another error."""
 
+import pathlib
 import random
 import sys
 
 import pytest
 
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import CANARY, TARGETS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is only bounded on Linux")
@@ -22,3 +23,4 @@ def test_a_sound_file_and_some_damaged_ones(name, tmp_path, monkeypatch):
             target.put(target.inputs(generator))
             found.append(attempt(target))
     assert True in found and set(found) <= {True, False}
+    assert not pathlib.Path(CANARY).exists()

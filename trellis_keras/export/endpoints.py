@@ -101,7 +101,7 @@ def _graph_endpoints(stream):
             found[name] = Field(field.dtype, ("batch", *sizes))
         return found
 
-    # The cache comes after them.
+    # The fields of a step end with the cache, which sequences do not have.
     inputs = of_sequences(step.inputs, stream.plan.inputs, "time")
     outputs = of_sequences(step.outputs, stream.output_signals, "steps")
 

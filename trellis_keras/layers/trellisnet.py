@@ -254,7 +254,7 @@ class TrellisLayer(StatefulLayer):
             networks), or the cell has random state. Dilations that do not repeat are always
             unrolled.
         rematerialize: Boolean, whether the backward pass of loops over levels recomputes
-            pre-activations to save memory: on JAX in all of them, on TensorFlow in those of
+            pre-activations to save memory: on JAX in all loops, on TensorFlow in those of
             `kernels.depth_loop_tf` (in compiled functions, with LSTM gates, kernel size 2,
             dilation 1, x at every level, static lengths and no mask). Defaults to `False`.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to `None`.

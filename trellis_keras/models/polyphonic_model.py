@@ -115,7 +115,7 @@ class PolyphonicModel(SequenceModel):
 
 
 def _of_keys(loss_or_metric):
-    """Returns what Keras' short names mean for keys, for which it would go by their number."""
+    """Returns the binary one for Keras' short names, which Keras would choose by shapes."""
     if not isinstance(loss_or_metric, str):
         return loss_or_metric
     kinds = {"accuracy": "binary_accuracy", "crossentropy": "binary_crossentropy"}

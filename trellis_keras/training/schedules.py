@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.layers.checks import check_choice, check_positive
+from trellis_keras.layers.checks import check_choice, check_integer, check_positive
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.training.callbacks import SavedArguments, monitored_value
 from trellis_keras.training.optimizers import ASGD
@@ -26,7 +26,7 @@ class _Monitor(SavedArguments, keras.callbacks.Callback):
         check_choice("mode", mode, ("min", "max"))
         self.monitor = monitor
         self.mode = mode
-        (self.window,) = check_positive(window=window)
+        self.window = check_integer("window", window, 1)
         self._values = []
 
     def get_state(self) -> dict:

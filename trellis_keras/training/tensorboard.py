@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_streams.protocol import without_carried_states
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.models import samplers
 from trellis_keras.types import Logs
 
@@ -43,7 +43,7 @@ class TextSamples(keras.callbacks.Callback):
         self, prompt: str | Sequence[int], directory: str | PathLike, *, length: int = 200
     ) -> None:
         super().__init__()
-        (self.length,) = check_positive(length=length)
+        self.length = check_integer("length", length, 1)
         self.prompt = prompt
         self._sampler = samplers.library().RandomSampler(temperature=_TEMPERATURE)
         self._directory = directory

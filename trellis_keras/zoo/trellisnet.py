@@ -108,7 +108,7 @@ def trellisnet_ptb(
         kernel_size: Positive integer, number of taps of the convolution.
         injection_every: Positive integer, number of levels between injections of the input.
         groups: Positive integer, number of equally wide groups of a mixed-group kernel. Defaults to
-            None, a dense kernel.
+            `None`, a dense kernel.
         weight_norm: Boolean, whether the kernels are weight-normalized.
         experts: Positive integer, number of softmaxes of a mixture. Defaults to `None`, one
             softmax.

@@ -45,18 +45,20 @@ class Quantization:
         """Raises ValueError unless the options, with `weights`, apply to a format."""
         known = _QUANTIZATIONS.get(format, (None,))
         if self.kind not in known:
+            choices = ", ".join(map(repr, known))
+            wanted = f"one of {choices}" if len(known) > 1 else choices
             raise ValueError(
-                f"`quantization` must be one of {', '.join(map(repr, known))} with "
-                f"format={format!r}. Received: {self.kind!r}"
+                f"`quantization` must be {wanted} with format={format!r}. Received: {self.kind!r}"
             )
         if not self.tolerance > 0:
             raise ValueError(
                 f"`quantization_tolerance` must be positive. Received: {self.tolerance}"
             )
         if (self.data is not None) != (format == "c" and self.kind is not None):
+            data = "no data" if self.data is None else "data"
             raise ValueError(
-                "`quantization` and `representative_data` must be given together. Received: "
-                f"quantization={self.kind!r} and {'no data' if self.data is None else 'data'} with "
+                "With format='c', and only there, `quantization` and `representative_data` must be "
+                f"given together. Received: quantization={self.kind!r} and {data} with "
                 f"format={format!r}"
             )
         if self.tolerance != FIXED_TOLERANCE and self.kind is None:

@@ -61,7 +61,7 @@ def test_options_of_other_formats_are_errors(tmp_path):
     for format, suffix, options, message in (
         ("c", "c", {"weights": "bytes"}, "`weights` must be"),
         ("litert", "tflite", {"weights": "file"}, "`weights` must be"),
-        ("onnx", "onnx", {"quantization": "int8"}, "`quantization` must be one of None with"),
+        ("onnx", "onnx", {"quantization": "int8"}, "`quantization` must be None with"),
         ("pb", "pb", {}, "`format` must be one of"),
         ("onnx", "tflite", {}, "must end in .onnx"),
     ):
