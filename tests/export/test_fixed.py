@@ -1,5 +1,6 @@
 """C with integers only: close to Keras, without floating point, the same on a Cortex-M."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -131,6 +132,32 @@ def test_tokens_beside_floats_are_close_to_keras():
     model = keras.Model([x, token], layers.LSTM(4, return_sequences=True)(y / 100))
     rows = np.concatenate([100 * X, np.arange(len(X))[:, None] % 6], axis=-1)
     assert difference(model, rows.astype("float32")) < 0.01
+
+
+@pytest.mark.parametrize("size", [3, 30_000])
+def test_tokens_beside_floats_are_integers(size):
+    """Also those above the representative ones, and those above 2^15 / 1.25."""
+    x, token = keras.Input((None, CHANNELS)), keras.Input((None,), dtype="int32")
+    y = x + layers.Embedding(size + 50, CHANNELS, embeddings_initializer="normal")(token)
+    model, ids = keras.Model([x, token], y), np.arange(len(X))[:, None] % 3 + size - 3
+    rows = np.concatenate([X, ids], axis=-1).astype("float32")
+    stream = native(model, quantization="int8", representative_data=rows)
+    row = np.array([*X[0], size + 40], "float32")
+    np.testing.assert_allclose(stream.step(row), keras_steps(model, row[None])[0], atol=0.01)
+    if size > 3:
+        with pytest.raises(ValueError, match="Integers above 32767"):
+            fixed_source(model, "net", "int8", np.float32([[0, 0, 0, 40_000]]))
+
+
+@GCC
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [((2,), layers.Embedding(30, 4)), ((), layers.CategoryEncoding(30, output_mode="one_hot"))],
+)
+def test_integers_that_are_no_token_are_inputs(shape, layer):
+    x = keras.Input((None, *shape), dtype="int32")
+    rows = np.arange(60).reshape(30, 2)[:, : math.prod(shape)] % 30
+    assert difference(keras.Model(x, layer(x)), rows.astype("float32")) < 0.01
 
 
 def test_computed_tokens_are_not_scaled():

@@ -54,12 +54,13 @@ def calibrate(
         small_rings: Boolean, whether the rings that only products read have 8 bits.
 
     Raises:
-        ValueError: If a layer receives no samples.
+        ValueError: If a layer receives no samples, or integers do not fit into 16 bits.
     """
     # Wide buffers have 32 bits, or in means 64.
     means, wide = _means(program, groups), _before_logarithms(program, groups)
     groups = _read_in_16(program, groups, means | wide)
     limits, infinite = _limits(program, groups, x)
+    whole = _whole_inputs(program, groups, x)
     front = _front(program, groups)
     groups = [rest for group in groups if (rest := [op for op in group if op not in front])]
     source: Buffer | None = front[-1].buffer if front else program.inputs[0]
@@ -78,7 +79,10 @@ def calibrate(
     for b in program.buffers:
         if b.kind != "constant" and b.dtype in _LIMITS:
             low, high = ranges.get(b, (0.0, 0.0))
-            b.bits = fractional_bits(max(-low, high, 0.0), _LIMITS[b.dtype])
+            largest = max(-low, high, 0.0)
+            if b in whole and largest > 32767:
+                raise ValueError(f"Integers above 32767 do not fit. Received: {largest:.0f}")
+            b.bits = 0 if b in whole else fractional_bits(largest, _LIMITS[b.dtype])
     return FixedProgram(program, groups, floats, front, ranges)
 
 
@@ -315,6 +319,16 @@ def _ranges(program, limits, infinite, shared):
     return {b: ranges[root] for b, root in roots.items() if root in ranges}
 
 
+def _whole_inputs(program, groups, x):
+    """Returns the inputs of whole numbers that are only read as such: tokens beside floats."""
+    ends = np.cumsum([b.size for b in program.inputs])[:-1]
+    parts = np.split(x.reshape(-1, x.shape[-1]), ends, axis=1)
+    pairs = zip(program.inputs, parts, strict=True)
+    whole = {b for b, values in pairs if np.array_equal(values, np.rint(values))}
+    others = [op for op in _operations(groups) if op.name != "Cast" or op.buffer.dtype != "int64"]
+    return whole - program.reads(others) - set(program.owners(program.output))
+
+
 def _front(program, groups):
     """Returns the maps of the inputs alone, the last of which writes what all others read."""
     if len(program.inputs) > 1 or program.inputs[0].dtype == "int64":  # a token
@@ -332,7 +346,8 @@ def _front(program, groups):
         else:
             rest.append(op)
     read = inside & (program.reads(rest) | set(program.owners(program.output)))
-    return found if len(read) == 1 and read <= {op.buffer for op in found} else []
+    is_real = all(b.dtype == program.real for b in read)
+    return found if len(read) == 1 and is_real and read <= {op.buffer for op in found} else []
 
 
 def _choose_types(program, groups, means, wide, shared, small_rings):
