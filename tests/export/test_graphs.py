@@ -9,7 +9,7 @@ import pytest
 from keras import layers, ops
 
 from keras_streams import to_stream
-from keras_streams.c_export import proven_source
+from keras_streams.c_export import keras_steps, proven_source
 from keras_streams.native_stream import ZIG
 from tests.export.nets import draw
 from tests.export.test_c import GCC
@@ -224,6 +224,16 @@ def test_a_step_may_be_any_operations():
     model = keras.Model(x, outputs)
     draw(model, np.random.default_rng(0))
     proven_source(model, "net")
+
+
+def test_categories_of_missing_values_and_of_fractions_are_those_of_keras():
+    x = keras.Input((None,))
+    bins = layers.Discretization([-0.5, 0.5], output_mode="one_hot")(x)
+    categories = layers.CategoryEncoding(4, output_mode="one_hot")(x)
+    for y, rows in ((bins, [np.nan, -1, -0.5, 0, 0.5]), (categories, [0, 1.5, 2.9, -0.5])):
+        model, rows = keras.Model(x, y), np.array(rows, "float32")[:, None]
+        stream = native(model)
+        np.testing.assert_array_equal([stream.step(row) for row in rows], keras_steps(model, rows))
 
 
 def test_several_samples_a_step():

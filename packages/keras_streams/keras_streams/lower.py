@@ -641,12 +641,12 @@ def _dot_product_attention(o, query, key, value, bias=None, mask=None, scale=Non
 
 
 def _digitize(o, x, bins):
-    is_above = ops.expand_dims(x, -1) >= _numbers(bins)
+    is_above = ops.logical_not(ops.expand_dims(x, -1) < _numbers(bins))  # also of NaN
     return ops.sum(ops.cast(is_above, "int32"), axis=-1)
 
 
 def _one_hot(o, x):
-    y = ops.equal(ops.expand_dims(x, -1), np.arange(o.num_classes))
+    y = ops.equal(ops.cast(ops.expand_dims(x, -1), "int32"), np.arange(o.num_classes))
     return ops.cast(ops.moveaxis(y, -1, o.axis), o.dtype)
 
 
