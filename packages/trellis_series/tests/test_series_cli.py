@@ -91,6 +91,26 @@ def test_the_worst_series_are_named(folder):
     assert list(pd.read_csv("f.csv"))[:2] == ["house", "time"]
 
 
+@pytest.mark.parametrize(
+    ("load", "kind", "verdict"),
+    [
+        (
+            np.where(np.arange(N) < N - 150, RNG.normal(size=N), 0.0),
+            "naive",
+            "not 0, as its own are",
+        ),
+        (np.full(N, 3.1), "ours", " 0% below"),
+        (1e9 + ((LOAD - 90) / 40).cumsum(), "ours", " 86% below"),
+    ],
+    ids=["off", "constant", "meter"],
+)
+def test_rounding_is_no_error(folder, load, kind, verdict):
+    pd.DataFrame({"time": TIMES, "load": load}).to_csv("load.csv", index=False)
+    output = run(*FILE, "--no-rivals")
+    assert verdict in output
+    assert kind in pd.read_csv("f.csv")
+
+
 def test_short_series_say_so(folder):
     pd.DataFrame({"y": RNG.normal(size=20).cumsum()}).to_csv("y.csv", index=False)
     output = run("y.csv", "--target", "y", "--horizon", 12, "--output", "f.csv")

@@ -25,7 +25,7 @@ from trellis_series.times import parse_times
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _WINDOWS = 5  # of the backtest, unless a series is too short
 _WORST = 5  # series named under the table
-_ROUNDING = 1e-9  # of the values: the error of a forecast that is exact
+_ROUNDING = 1e-12  # of the values: the error of a forecast that is exact
 _RIVALS = ("AutoETS", "AutoTheta")  # of statsforecast
 _RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
 _HISTORY = 5  # horizons in the picture, before the backtest
@@ -220,8 +220,9 @@ def _backtest(forecasts, frame, windows, rivals):
     size = known[columns.target].abs().groupby(known[columns.id], sort=False).mean()
     errors = errors.where(errors.gt(_ROUNDING * size, axis=0), 0.0)  # of a constant series
     # A series counts by the larger of the two errors that are compared.
-    ratios = errors.div(errors[list(_KINDS)].max(axis=1).replace(0.0, 1.0), axis=0)
-    of_naive = ratios.mean() / (ratios["naive"].mean() or 1.0)
+    largest = errors[list(_KINDS)].max(axis=1)
+    ratios = errors.div(largest.where(largest > 0), axis=0).fillna(1.0)  # both may be 0
+    of_naive = ratios.mean() / ratios["naive"].mean()  # infinite where naive has no error
     table = pd.DataFrame({"mean error": errors.mean().map("{:.5g}".format), "of naive": of_naive})
     for kind, p in itertools.product(_KINDS, forecasts.levels):
         low, high = (known[f"{kind}-{end}-{p}"] for end in ("lo", "hi"))
@@ -246,10 +247,9 @@ def _verdict(of_naive, fallback):
         below = f"{1 - of_naive:.0%} below those of the seasonal naive forecast"
         return f"The backtest favors this forecast: its errors are {below}."
     written = ", which is written instead (--no-fallback writes ours)" if fallback else ""
-    return (
-        f"The backtest favors the seasonal naive forecast{written}: our errors are "
-        f"{of_naive - 1:.0%} above its errors."
-    )
+    is_finite = np.isfinite(of_naive)
+    above = f"{of_naive - 1:.0%} above its own" if is_finite else "not 0, as its own are"
+    return f"The backtest favors the seasonal naive forecast{written}: our errors are {above}."
 
 
 @np.errstate(invalid="ignore")  # of constant series
