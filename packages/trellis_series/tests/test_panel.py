@@ -77,15 +77,17 @@ def test_what_is_no_time_is_named(value):
 
 def test_columns_may_have_any_names(tmp_path):
     table = pd.DataFrame({0: np.arange(N), 1: Y, 2: Y[::-1]})
-    forecasts = Forecasts(3, past=[2], time_col=0, target_col=1).fit(table)
+    forecasts = Forecasts(3, past=[table.columns[2]], time_col=0, target_col=1).fit(table)
     found = forecasts.predict()
+    forecasts.plot()
     assert list(found) == ["unique_id", 0, "ours", "ours-lo-80", "ours-hi-80"]
     forecasts.save(tmp_path / "kept")
     pd.testing.assert_frame_equal(Forecasts.load(tmp_path / "kept").predict(table), found)
     with pytest.raises(ValueError, match="'z'.*0, 1"):
         Forecasts(3, time_col=0, target_col="z").fit(table)
-    for names in (["ds", "y", "y"], pd.MultiIndex.from_product([["a"], ["ds", "y", "x"]])):
-        with pytest.raises(ValueError, match="several columns 'y'|'ds'"):
+    two = pd.MultiIndex.from_product([["a"], ["ds", "y", "x"]])
+    for names, message in ((["ds", "y", "y"], "several columns 'y'"), (two, "'a', 'ds'")):
+        with pytest.raises(ValueError, match=message):
             Forecasts(3).fit(table.set_axis(names, axis=1))
 
 
@@ -159,6 +161,12 @@ def test_numbers_are_scaled_by_the_mean_and_deviation_of_the_known_ones():
     frame = pd.DataFrame({"load": [1.0, 3.0, np.nan, 8.0]})
     ((mean, deviation),) = find_encoding(frame, ["load"]).values()
     np.testing.assert_allclose([mean, deviation], [4, np.sqrt(26 / 3)])
+
+
+def test_a_constant_number_is_not_scaled_by_its_rounding():
+    assert np.full(3, 0.1).std() > 0
+    ((_, deviation),) = find_encoding(pd.DataFrame({"x": np.full(3, 0.1)}), ["x"]).values()
+    assert deviation == 1
 
 
 def test_local_times_with_offsets_across_a_change_of_clocks():

@@ -378,23 +378,26 @@ class Forecasts:
             A Matplotlib figure.
         """
         columns = self.columns
+        roles = {role: str(name) for role, name in columns.roles.items()}
         forecasts = self.predict() if forecasts is None else forecasts
         frame = self._recent() if df is None else to_frame(df, columns)
         return plot_series(
             self._drawable(frame[[columns.id, columns.time, columns.target]]),
             self._drawable(forecasts.drop(columns=["cutoff", columns.target], errors="ignore")),
-            **{"level": list(self.levels), **options, **columns.roles},
+            **{"level": list(self.levels), **options, **roles},
         )
 
     def _drawable(self, table):
-        """Returns a sorted table with plain times: periods and durations cannot be drawn."""
+        """Returns a sorted table that can be drawn: with plain times, and strings as names."""
         times = parse_times(table[self.columns.time])
         if isinstance(times.dtype, pd.PeriodDtype):
             times = times.dt.to_timestamp()
         elif times.dtype.kind == "m":
             times = pd.Timestamp(0) + times
-        table = table.assign(**{self.columns.time: times})
-        return table.sort_values([self.columns.id, self.columns.time])
+        series, time = str(self.columns.id), str(self.columns.time)
+        table = table.rename(columns=str)
+        table[time] = times
+        return table.sort_values([series, time])
 
     def _recent(self):
         """Returns the values in the states as a table."""

@@ -57,9 +57,9 @@ def save(
     times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
     leaves = [leaf for model in models.values() for leaf in _leaves(model._replace(last=0))]
     with atomic_folder(check_folder(path, overwrite)) as folder:
-        text = json.dumps(
-            {"version": _VERSION, **about, "names": names, **times}, indent=2, allow_nan=False
-        )
+        about = {"version": _VERSION, **about, "names": names, **times}
+        # Names from an index are NumPy's.
+        text = json.dumps(about, indent=2, allow_nan=False, default=lambda name: name.item())
         (folder / _ABOUT).write_text(text + "\n", encoding="utf-8")
         np.savez_compressed(
             folder / _ARRAYS,
