@@ -199,7 +199,8 @@ def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
             raise ValueError(f"The column {name!r} has no values.")
         if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
             known = numbers(values)
-            found[name] = [float(known.mean()), float(known.std()) or 1.0]
+            mean, deviation = float(known.mean()), float(known.std())
+            found[name] = [mean, deviation if deviation > 1e-9 * abs(mean) else 1.0]  # rounding
         else:
             found[name] = sorted(map(str, values.unique()))
             if len(found[name]) > _MOST_CATEGORIES:
