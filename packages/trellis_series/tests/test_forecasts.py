@@ -226,6 +226,21 @@ def test_files_keep_everything(fitted, tmp_path):
         Forecasts.load(tmp_path / "kept")
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        pd.date_range("2024-01-01", periods=40, freq="h", tz="Europe/Berlin"),
+        pd.period_range("2024-01", periods=40, freq="M"),
+        pd.timedelta_range("1h", periods=40, freq="h"),
+    ],
+    ids=lambda times: str(times.dtype),
+)
+def test_files_keep_the_kind_of_the_times(times, tmp_path):
+    forecasts = Forecasts(3).fit(pd.Series(DAY[:40], times))
+    forecasts.save(tmp_path / "kept")
+    pd.testing.assert_frame_equal(Forecasts.load(tmp_path / "kept").predict(), forecasts.predict())
+
+
 def test_saving_destroys_no_other_file(fitted, tmp_path):
     folder = tmp_path / "kept"
     fitted.save(folder)
