@@ -42,9 +42,9 @@ def test_a_file_becomes_a_forecast_a_table_and_a_picture(folder):
     run("old.csv", "--model", "kept", "--level", 95, "--output", "h.csv")
     assert pd.read_csv("h.csv")["time"][0] == str(TIMES[280])
     assert list(pd.read_csv("h.csv"))[-1] == "ours-hi-95"
-    for option in (["--horizon", 12], ["--season", 24], ["--no-network"], ["--target", "load"]):
-        options = ["old.csv", "--model", "kept", *option, "--output", "i.csv"]
-        assert option[0].removeprefix("--no-").strip("-") in run(*options, fails=True)
+    for option in ("--horizon 12", "--season 24", "--no-network", "--target load", "--save k"):
+        options = ["old.csv", "--model", "kept", *option.split(), "--output", "i.csv"]
+        assert option.removeprefix("--no-").strip("-").split()[0] in run(*options, fails=True)
 
 
 def test_rivals_are_in_the_table_if_they_are_installed(folder):
@@ -140,6 +140,7 @@ def test_files_are_replaced_only_if_asked(folder):
     (folder / "f.csv").write_text("mine")
     options = ["load.csv", "--target", "load", "--output"]
     assert "--overwrite" in run(*options, "f.csv", fails=True)
+    assert ".csv" in run(*options, "f.png", fails=True)
     assert "input" in run(*options, "load.csv", "--overwrite", fails=True)
     assert (folder / "f.csv").read_text() == "mine"
 

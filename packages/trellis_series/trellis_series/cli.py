@@ -33,7 +33,7 @@ _STEP = "step"  # the column of times of a file without one
 _KINDS = ("ours", "naive")
 _OF_FITS = (  # options that forecasts keep
     *("target", "time", "series", "past", "future", "static", "horizon"),
-    *("season", "freq", "windows", "network", "rivals"),
+    *("season", "freq", "windows", "network", "rivals", "save"),
 )
 
 
@@ -105,6 +105,8 @@ def forecast(
 ) -> None:
     """Forecasts a table, after a backtest on its last windows."""
     output = check_output(output, [file], overwrite)
+    if output.suffix == ".png":
+        raise ValueError(f"{output} would be replaced by its picture. Name a .csv file.")
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
     options = {"sep": sep, "decimal": decimal, "encoding": encoding}
     frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
