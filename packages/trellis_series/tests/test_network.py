@@ -52,7 +52,12 @@ def test_a_trained_network_is_not_trained_again(chaos):
     assert again.backtest_network is None
     pd.testing.assert_frame_equal(again.predict(), expected)
     plain = Forecaster(TCN(4, depth=1, return_sequences=False), HORIZON)
-    for horizon, network in ((HORIZON, plain), (HORIZON + 1, chaos.trained_network)):
+    quantiles = Forecaster.from_config(
+        chaos.trained_network.get_config() | {"quantiles": (0.1, 0.5, 0.9)}
+    )
+    quantiles.build((None, quantiles.linear_window, 1))
+    wrong = ((HORIZON, plain), (HORIZON + 1, chaos.trained_network), (HORIZON, quantiles))
+    for horizon, network in wrong:
         with pytest.raises(ValueError, match="network"):
             Forecasts(horizon, season=1, network=network).fit(table(50))
 

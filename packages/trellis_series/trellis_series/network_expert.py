@@ -54,12 +54,14 @@ def add(
     if network is None:
         return None, models
     first = fittings[0]
-    needed = "window", first.horizon, 1 + first.past.shape[1] + first.future.shape[1]
-    channels = network.input_spec.axes[-1] if network.built else None
-    if (network.scale, network.horizon, channels) != needed:
+    channels = 1 + first.past.shape[1] + first.future.shape[1]
+    needed = "window", first.horizon, 1, None, channels
+    size = network.input_spec.axes[-1] if network.built else None
+    has = network.scale, network.horizon, network.targets, network.quantiles, size
+    if has != needed:
         raise ValueError(
-            "`network` must be a built Forecaster with (scale, horizon, channels) = "
-            f"{needed}. Received: {(network.scale, network.horizon, channels)}"
+            "`network` must be a built Forecaster with (scale, horizon, targets, quantiles, "
+            f"channels) = {needed}. Received: {has}"
         )
     share, gain = weigh(network, fittings)
     if not share:
