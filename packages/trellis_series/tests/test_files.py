@@ -45,6 +45,7 @@ def test_separators_and_decimal_signs_are_detected(read, options):
 def test_options_are_those_of_pandas(read):
     table = read("1,2.5\n2,3.5\n", header=None, names=["ds", "y"])
     assert table["y"].tolist() == [2.5, 3.5]
+    assert read("ds,y\n1,2.5\n2,3.5\n", index_col=0).index.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,8 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         # Without this, pandas drops what is beyond the columns of the first line.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            table = pd.read_csv(
-                io.StringIO(text), skipinitialspace=True, index_col=False, **options
-            )
+            defaults = {"skipinitialspace": True, "index_col": False}
+            table = pd.read_csv(io.StringIO(text), **(defaults | options))
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise ValueError(f"{path} is not a table: {error}") from error
     # pandas would also take the dots of dates for groups.
