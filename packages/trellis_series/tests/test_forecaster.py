@@ -45,6 +45,7 @@ def test_windows_have_the_rows_before_and_after_an_origin():
     np.testing.assert_array_equal(x[4, :, 0], np.arange(4, 10))
     np.testing.assert_array_equal(x[4, :, 2], 1000 + np.arange(7, 13))  # three steps ahead
     np.testing.assert_array_equal(y[4, :, 1], 100 + np.arange(10, 13))
+    assert np.shares_memory(x[0], x[5])  # copies of all would not fit into memory
     assert len(windows(rows[:8], 6, 3, targets=2, future_channels=1)[0]) == 0
 
 

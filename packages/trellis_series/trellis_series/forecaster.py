@@ -463,17 +463,17 @@ def windows(
         window, horizon, targets, future_channels: Integers.
 
     Returns:
-        Arrays (windows, window, channels) and (windows, horizon, targets), views of the rows unless
-        there are future channels.
+        Arrays (windows, window, channels) and (windows, horizon, targets), views of one copy of the
+        rows.
     """
-    count = max(len(rows) - window - horizon + 1, 0)
-    if not count:
+    if len(rows) < window + horizon:
         return np.zeros((0, window, rows.shape[1])), np.zeros((0, horizon, targets))
-    view = np.lib.stride_tricks.sliding_window_view
-    x = np.moveaxis(view(rows, window, axis=0), 1, 2)[:count]
-    ahead = np.moveaxis(view(rows, horizon, axis=0), 1, 2)[window:]
-    if future_channels:
-        x = with_lead(x, ahead[..., -future_channels:])
+    own = rows.shape[1] - future_channels
+    lead = np.concatenate([rows[:-horizon, :own], rows[horizon:, own:]], axis=1)
+    x, ahead = (
+        np.moveaxis(np.lib.stride_tricks.sliding_window_view(part, size, axis=0), 1, 2)
+        for part, size in ((lead, window), (rows[window:], horizon))
+    )
     return x, ahead[..., :targets]
 
 
