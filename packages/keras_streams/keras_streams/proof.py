@@ -72,9 +72,9 @@ def _lengths(stream):
     """Returns the number of steps to compare, and the length of the sequence."""
     plan, length = stream.plan, None if stream.options.window else stream.length
     wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
-    # A layer of unknown operations could read any earlier step.
-    calls = [p.call for p in plan.parts if isinstance(p, Pointwise) and not p.call.is_of_keras]
-    is_known = all(type(call.operation) is keras.layers.TimeDistributed for call in calls)
+    # A layer of unknown operations could read any earlier step of a sequence.
+    sequences = (p for p in plan.parts if isinstance(p, Pointwise) and p.signal.has_time)
+    is_known = all(part.call.is_of_keras for part in sequences)
     wanted += min(plan.reach, _LONGEST_REACH) if is_known else _LONGEST_REACH
     wanted = max(wanted, _STEPS)
     wanted = min(wanted, plan.last_offset + (stream.options.max_context or wanted))

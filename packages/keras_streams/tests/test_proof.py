@@ -108,6 +108,14 @@ def test_layers_of_ones_own_that_look_back_far_are_refused(length):
             to_stream(model(lambda x, layer=layer: layer(before(x)), length))
 
 
+def test_a_distributed_layer_that_looks_back_far_is_refused():
+    """Of rows, whose steps are the layer's own."""
+    x = keras.Input((None, 2, 3))
+    y = layers.TimeDistributed(Echo())(layers.Permute((2, 1, 3))(x))
+    with pytest.raises(ValueError, match="time_distributed.*does not stream"):
+        to_stream(keras.Model(x, y))
+
+
 def test_an_operation_that_raises_an_error_for_padding_is_named():
     with pytest.raises(ValueError, match="slice.*in net/own, does not stream: for the first 5"):
         to_stream(model(Slice(name="own")))
