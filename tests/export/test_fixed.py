@@ -175,6 +175,13 @@ def test_computed_tokens_are_not_scaled():
     assert difference(model, rows.astype("float32"), tolerance=0.2) < 0.05
 
 
+def test_ranges_are_those_of_truncated_numbers():
+    x = keras.Input((None, 1))
+    is_even = ops.equal(ops.cast(layers.Dense(1, kernel_initializer="ones")(x), "int32") % 2, 0)
+    rows = np.arange(-8, 8)[:, None] + np.float32(0.5)
+    assert difference(keras.Model(x, ops.where(is_even, 10 * x, x)), rows) < 1e-3
+
+
 def test_a_function_of_numbers_in_another_order():
     x = keras.Input((None, CHANNELS))
     assert difference(keras.Model(x, ops.tanh(layers.Dense(32)(x)[..., ::-1]))) < 5e-3

@@ -134,6 +134,7 @@ def _run(op, memory, observe):
     if op.kind == "map":
         with np.errstate(all="ignore"):
             y = MAPS[op.name].numpy(*args)
+            y = np.trunc(y) if op.name == "Cast" and b.dtype == "int64" else y
     elif op.kind == "product":
         y = args[0]
         observe(b, y)
