@@ -196,6 +196,21 @@ def head_of_queries(x):
     return ops.einsum("btij,btjk->btik", scores, layers.Dense(4)(x))
 
 
+class SharedKeys(layers.Layer):
+    """Attention of four heads of queries to two of keys and values."""
+
+    def call(self, x):
+        return ops.dot_product_attention(x, x[:, :, :2], x[:, :, 2:])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def test_heads_of_queries_share_keys():
+    x = keras.Input((4, 5, 4, 2))
+    proven_source(keras.Model(x, layers.TimeDistributed(SharedKeys())(x)), "net")
+
+
 def test_a_step_may_be_any_operations():
     x = keras.Input((4, 3, 3))
     outputs = [

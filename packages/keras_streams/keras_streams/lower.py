@@ -631,6 +631,8 @@ def _irfft(o, x):
 def _dot_product_attention(o, query, key, value, bias=None, mask=None, scale=None):
     if o.attn_logits_soft_cap is not None:
         raise NotImplementedError("Use attn_logits_soft_cap=None.")
+    heads = query.shape[2] // key.shape[2]  # for each of the keys
+    key, value = (ops.repeat(x, heads, axis=2) for x in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = ops.einsum("btnh,bsnh->bnts", query * scale, key)
     scores = scores if bias is None else scores + bias

@@ -1,6 +1,6 @@
 """Streaming versions of Keras layers and operations, with their states.
 
-`rules.make_part` makes a `Part` for each call of a layer or operation. The `Signal` of each tensor
+`rules.make_parts` makes the parts of each call of a layer or operation. The `Signal` of each tensor
 describes when its samples come, and how many. `Part.advance` takes the samples of one step of the
 model's input, (batch, samples, ...), usually one; `Part.run` takes those of many steps.
 """
@@ -577,7 +577,7 @@ class RunningMax(Ending):
 
 
 class Cumulative(Part):
-    """The sum of a sample and all before it, as of `ops.cumsum`."""
+    """The sum of all samples so far, as `ops.cumsum` computes it."""
 
     keeps = True
 
@@ -745,10 +745,11 @@ class CausalAttention(Part):
         queries = query(x)
         queries = queries * queries.shape[-1] ** -0.5
         heads = queries.shape[2] // keys.shape[2]  # for each of the keys
-        scores = ops.einsum("bthd,bshd->bhts", queries, ops.repeat(keys, heads, axis=2))
+        every = [x if heads == 1 else ops.repeat(x, heads, axis=2) for x in (keys, values)]
+        scores = ops.einsum("bthd,bshd->bhts", queries, every[0])
         scores = ops.where(mask[:, None], scores, ops.convert_to_tensor(-math.inf, scores.dtype))
         weights = ops.softmax(scores)
-        y = ops.einsum("bhts,bshd->bthd", weights, ops.repeat(values, heads, axis=2))
+        y = ops.einsum("bhts,bshd->bthd", weights, every[1])
         y = output(y if gate is None else y * gate(x))
         if self.most is not None:
             y = ops.where((at < context)[:, :, None], y, ops.convert_to_tensor(math.nan, y.dtype))
