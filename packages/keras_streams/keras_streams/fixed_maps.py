@@ -2,6 +2,7 @@
 
 Functions of one variable, such as tanh, are tables of 513 values with linear interpolation. Where
 that is closer, a table has 32 values for each power of two, as for a function of a logarithm.
+`Truncate` drops the fraction, as a cast to integers does.
 """
 
 import dataclasses

@@ -115,7 +115,7 @@ class Call:
             a, b = (ops.cast(x, self.specs[0].dtype) for x in values)
             return [a + b]
         shape = getattr(self.operation, "newshape", None)  # of a reshape
-        if isinstance(shape, tuple) and any(n is None for n in shape):  # when it was traced
+        if isinstance(shape, tuple) and None in shape:  # sizes that were unknown when it was traced
             sizes = [-1 if n is None else n for n in shape[1:]]
             return [ops.reshape(values[0], (ops.shape(values[0])[0], *sizes))]
         known = dict(zip(map(id, self.tensors), values, strict=True))

@@ -560,7 +560,7 @@ def _reshape(call, signal):
 def _categories(call, signal):
     if signal.shape or call.operation.output_mode != "one_hot":
         return Pointwise(call, [signal])
-    # Of another axis, or Keras would drop that of a single step.
+    # Along another axis: Keras would drop an axis of a single step.
     return Each(signal, lambda x: call.of_model([x[..., None]]), output_of(call, signal))
 
 
