@@ -33,13 +33,14 @@ class Forecasts:
     Tables are long data frames, a row for each series and time, in any order; without the column of
     series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
     a table of one series. Missing rows are added, and a warning says how many; missing values are
-    NaN, of covariates the last known ones. Methods raise `ValueError` for other tables.
+    NaN. A missing covariate is the last known one of the table, or before that the mean. Methods
+    raise `ValueError` for other tables.
 
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to `24`.
         freq: String, the frequency of the times in pandas' notation, or an integer for times that
             are numbers. Defaults to `None`, inferred from the longest series.
-        levels: Percentages of the bands. Defaults to `(80,)`.
+        levels: Percentages of the bands, of 1 or more and below 100. Defaults to `(80,)`.
         past, future, static: Names of covariates: known up to the present, such as a measured
             temperature; also known in the future, such as a holiday; or constant for each series.
             Strings and booleans are categories. Default to `()`.
@@ -56,8 +57,8 @@ class Forecasts:
     Attributes:
         trained_network: The network of the forecasts after `fit`, or `None`.
         backtest_network: The network of the last `cross_validation`, or `None`.
-        beats_naive: Boolean, whether the forecasts were better than the seasonal naive ones in the
-            backtest of the command; `None` without it.
+        beats_naive: Boolean, whether the command's backtest favored the forecasts over the seasonal
+            naive ones; `None` without one.
 
     Example:
 
@@ -500,5 +501,8 @@ def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
     found: tuple = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
     if not all(isinstance(p, numbers.Real) and 1 <= float(p) < 100 for p in found):
-        raise ValueError(f"`levels` must be percentages, such as (80, 95). Received: {levels!r}")
+        raise ValueError(
+            "`levels` must be percentages of 1 or more and below 100, such as (80, 95). Received: "
+            f"{levels!r}"
+        )
     return tuple(int(p) if p == int(p) else float(p) for p in found)

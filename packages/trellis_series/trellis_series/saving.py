@@ -18,18 +18,21 @@ from trellis_keras.saved_files import load_model
 from trellis_series.ensemble import Ensemble
 
 _FILES = _ABOUT, _ARRAYS, _NETWORK = "forecasts.json", "series.npz", "network.keras"
-_VERSION = 1  # of the fields of an `Ensemble`, which have no names in a folder
+_VERSION = 1  # stored by position: raise it when a field of an Ensemble or its parts changes
 
 
 def check_folder(
     path: str | os.PathLike, overwrite: bool, files: Collection[str] = _FILES
 ) -> pathlib.Path:
-    """Returns a folder to write to, which may have no other files than these."""
+    """Returns a folder to write to. If it exists, it may contain only `files`."""
     path = pathlib.Path(path).expanduser()
     if not path.exists():
         return check_output(path)
     if not overwrite:
-        raise ValueError(f"{path} already exists. Choose another name, or pass overwrite=True.")
+        raise ValueError(
+            f"{path} already exists. Choose another name, or replace it with --overwrite "
+            "(`overwrite=True`)."
+        )
     others = {file.name for file in path.iterdir()} - set(files) if path.is_dir() else {path.name}
     if others:
         raise ValueError(
