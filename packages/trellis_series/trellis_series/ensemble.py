@@ -15,9 +15,10 @@ _FEW = 3.0  # independent origins below which a band is also at least the naive 
 
 
 class Transform(NamedTuple):
-    """What an expert reads: values, or their logarithms, in units of the mean change over a season.
+    """What an expert reads: values, or their logarithms in units of `scale`.
 
-    `least` and `largest` bound the values of which logarithms are taken or returned.
+    `scale` is the mean change of the logarithms over a season, or 1. `least` and `largest` bound
+    the values of which logarithms are taken or returned.
     """
 
     is_log: bool
@@ -123,8 +124,8 @@ class Ensemble(NamedTuple):
     @property
     def length(self) -> int:
         """The number of last values that a state holds."""
-        seasons = [self.season + 1, self.naive_season, *(each.season for each in self.filters)]
-        return max(self.reach, self.lags, *seasons)
+        needed = [self.season + 1, self.naive_season, *(each.season for each in self.filters)]
+        return max(self.reach, self.lags, *needed)
 
     def observe(
         self, state: State, y: Any, future: Any = None, past: Any = None, xp: Any = np

@@ -90,7 +90,10 @@ def step(filters: Bank, state: FilterState, y: Any, xp: Any = np) -> FilterState
 
 
 def _advance(filters, state, term, y, xp=np):
-    """Returns the state after one more value, its seasons unchanged, and the term that follows."""
+    """Returns the state after one more value, with its seasons unchanged, and a new seasonal term.
+
+    `term` is the old one of this step.
+    """
     alpha, beta, phi, drift, gamma = filters
     level, trend, seasons, loss, seen, steps = state
     season = seasons.shape[-2]
@@ -99,8 +102,8 @@ def _advance(filters, state, term, y, xp=np):
     missing = xp.isnan(error)
     error = xp.where(missing, 0.0, error)
     new = now + error * alpha
-    mean_change = trend + ((new - level) * drift - trend) / (steps + 5)
-    trend = xp.where(drift > 0, mean_change, trend * phi + error * (alpha * beta))
+    drifted = trend + ((new - level) * drift - trend) / (steps + 5)
+    trend = xp.where(drift > 0, drifted, trend * phi + error * (alpha * beta))
     gain = xp.where(gamma < 0, 0.0, xp.maximum(gamma, season / (steps + season)))
     term = term + gain * error * (1 - alpha)
     loss = (1 - 1 / MEMORY) * loss + error**2
@@ -134,7 +137,7 @@ def rolling(
     values that are known at each.
     """
     state = start(filters, y[:season])
-    terms = collections.deque(state.seasons)  # to move a long season would take most of the time
+    terms = collections.deque(state.seasons)  # rolling a long array would take most of the time
     settled = min(2 * season, len(y) // 4)  # errors count from here on
     wanted, found = set(origins), []
     for t in range(season, len(y) + 1):
