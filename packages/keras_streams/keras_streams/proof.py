@@ -114,7 +114,9 @@ def random_examples(stream: Any, length: int, rng: np.random.Generator) -> Itera
     """Yields random sequences for the inputs, of two rows if any number will do."""
     operations = [call.operation for call in stream.graph.calls]
     embeddings = [layer for layer in operations if isinstance(layer, keras.layers.Embedding)]
-    tokens = min((layer.input_dim for layer in embeddings), default=2)
+    encodings = [o for o in operations if isinstance(o, keras.layers.CategoryEncoding)]
+    sizes = [layer.input_dim for layer in embeddings] + [layer.num_tokens for layer in encodings]
+    tokens = min(sizes, default=2)
     first = int(any(layer.mask_zero for layer in embeddings))  # no masked steps
     for change in (np.asarray, np.abs):
         xs = []
@@ -195,12 +197,18 @@ def _pairs(stream, xs, steps):
             if part.call is None:
                 raise
             text = f"for {xs[0].shape[1]} steps it raised {error_summary(error)}"
-            if stream.length is None:
-                text += (
-                    " If it takes fewer, pass their number, as in to_stream(model, max_context=64)."
-                )
+            if stream.length is None and _takes_few_steps(part.call, values):
+                text += " It takes fewer: pass the number, as in to_stream(model, max_context=64)."
             raise part.call.refusal(text) from error
     yield from _of_outputs(stream, values, xs, steps)
+
+
+def _takes_few_steps(call, values):
+    try:
+        call([values[n][:, :_FEW_STEPS] for n in call.inputs])
+    except Exception:  # whatever an operation raises
+        return False
+    return True
 
 
 def _of_part(stream, part, values, ends, steps):

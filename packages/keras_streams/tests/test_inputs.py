@@ -8,6 +8,7 @@ from random_graphs import noise
 from streams import check_equal
 
 from keras_streams import to_stream
+from keras_streams.proof import random_examples
 
 pytestmark = pytest.mark.both_backends
 
@@ -82,7 +83,9 @@ def test_categories_of_each_step():
         layers.Discretization([-0.5, 0.5], output_mode="one_hot")(x),
     ]
     model = keras.Model([token, x], layers.Concatenate()(y))
-    check_equal(model, [np.arange(18).reshape(2, 9) % 4, noise(2, 9)])
+    stream = check_equal(model, [np.arange(18).reshape(2, 9) % 4, noise(2, 9)])
+    tokens, _ = next(random_examples(stream, 50, np.random.default_rng(0)))
+    assert set(tokens.flat) == {0, 1, 2, 3}
 
 
 def test_a_value_of_all_steps_and_an_input_without_time():

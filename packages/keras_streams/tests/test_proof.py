@@ -116,6 +116,23 @@ def test_a_distributed_layer_that_looks_back_far_is_refused():
         to_stream(keras.Model(x, y))
 
 
+def test_a_layer_of_each_step_needs_no_long_proof():
+    x = keras.Input((None, 5, 3))
+    net = keras.Model(x, layers.TimeDistributed(Echo())(x))
+    assert to_stream(net).proof.steps == 256
+
+
+class Broken(Opaque):
+    def compute(self, x):
+        raise TypeError("it is broken")
+
+
+def test_fewer_steps_are_no_advice_for_a_layer_that_takes_none():
+    with pytest.raises(ValueError, match="it is broken") as info:
+        to_stream(model(lambda x: Broken()(x)))
+    assert "max_context" not in str(info.value)
+
+
 def test_an_operation_that_raises_an_error_for_padding_is_named():
     with pytest.raises(ValueError, match="slice.*in net/own, does not stream: for the first 5"):
         to_stream(model(Slice(name="own")))
