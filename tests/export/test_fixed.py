@@ -113,6 +113,19 @@ def test_delays_and_strides_are_close_to_keras(quantization):
         assert difference(model, quantization=quantization) < 0.02
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [layers.UnitNormalization()],
+        [layers.Discretization([-0.5, 0.5], output_mode="one_hot")],
+        [layers.MaxPooling1D(2), layers.Conv1DTranspose(4, 3, strides=2, padding="same")],
+    ],
+    ids=lambda parts: parts[-1].name,
+)
+def test_layers_of_other_operations_are_close_to_keras(parts):
+    assert difference(sequential(*parts)) < 0.01
+
+
 def test_states_are_close_to_keras():
     x = keras.Input((None, CHANNELS))
     model = keras.Model(x, layers.LSTM(3, return_sequences=True, return_state=True)(x))
@@ -142,7 +155,7 @@ def test_tokens_beside_floats_are_integers(size):
     model, ids = keras.Model([x, token], y), np.arange(len(X))[:, None] % 3 + size - 3
     rows = np.concatenate([X, ids], axis=-1).astype("float32")
     stream = native(model, quantization="int8", representative_data=rows)
-    row = np.array([*X[0], size + 40], "float32")
+    row = np.array([*X[0], size + 41], "float32")
     np.testing.assert_allclose(stream.step(row), keras_steps(model, row[None])[0], atol=0.01)
     if size > 3:
         with pytest.raises(ValueError, match="Integers above 32767"):
