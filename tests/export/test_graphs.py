@@ -241,6 +241,7 @@ def test_a_step_may_be_any_operations():
     proven_source(model, "net")
 
 
+@pytest.mark.both_backends
 def test_categories_of_missing_values_and_of_fractions_are_those_of_keras():
     x = keras.Input((None,))
     bins = layers.Discretization([-0.5, 0.5], output_mode="one_hot")(x)
