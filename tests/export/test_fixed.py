@@ -173,6 +173,12 @@ def test_integers_that_are_no_token_are_inputs(shape, layer):
     assert difference(keras.Model(x, layer(x)), rows.astype("float32")) < 0.01
 
 
+def test_integers_of_many_bits_are_scaled_as_floats():
+    x = keras.Input((None, 1), dtype="int32")
+    model = keras.Model(x, layers.Conv1D(3, 2, padding="causal")(layers.Rescaling(1e-5)(x)))
+    assert difference(model, np.float32([[n] for n in range(0, 100_000, 999)])) < 0.01
+
+
 def test_computed_tokens_are_not_scaled():
     """A channel of smaller values than others would have more fractional bits."""
     inputs = keras.Input((None, CHANNELS))

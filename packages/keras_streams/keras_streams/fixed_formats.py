@@ -75,6 +75,7 @@ def calibrate(
         program.inputs = [first[-1].buffer]
         program.inputs[0].kind = "input"
         front = [op for (op,) in floats[1][: len(front)]]
+    whole &= {*program.inputs}  # `quantize` reads the others as floats
     _choose_types(program, groups, means, wide, shared, small_rings)
     for b in program.buffers:
         if b.kind != "constant" and b.dtype in _LIMITS:

@@ -105,7 +105,7 @@ def forecast(
 ) -> None:
     """Forecasts a table, after a backtest on its last windows."""
     output = check_output(output, [file], overwrite)
-    if output.suffix == ".png":
+    if output.suffix.lower() == ".png":
         raise ValueError(f"{output} would be replaced by its picture. Name a .csv file.")
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
     options = {"sep": sep, "decimal": decimal, "encoding": encoding}
