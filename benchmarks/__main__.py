@@ -77,27 +77,30 @@ def run(
     folder = pathlib.Path(output)
     for name in chosen:
         try:
-            stem = f"{name}-{keras.backend.backend()}"
-            results = {"case": name, "machine": machine()}
-            if name in TABLES:
-                stem, path = name, folder / f"{name}.csv"
-                for rows in TABLES[name].missing_rows(read_rows(path)):
-                    append_rows(path, rows)
-                results["rows"] = read_rows(path)
-            elif name in OWN:
-                results |= OWN[name].measure()
-            else:
-                results["machine"] |= _products()
-                results |= _results(name, rounds or ROUNDS, variants or [""], against)
-            if name not in TABLES:
-                write_figures(folder / f"{stem}.json", results)
-            table = (OWN[name].markdown if name in OWN else markdown)(results)
-            typer.echo(table)
-            write(folder / f"{stem}.md", table)
+            _run(name, folder, rounds or ROUNDS, variants or [""], against)
         except (SystemExit, ImportError) as error:
             if names:
                 raise
             typer.echo(f"{name} is left out: {error}", err=True)
+
+
+def _run(name, folder, rounds, variants, against):
+    stem, results = f"{name}-{keras.backend.backend()}", {"case": name, "machine": machine()}
+    if name in TABLES:
+        stem, path = name, folder / f"{name}.csv"
+        for rows in TABLES[name].missing_rows(read_rows(path)):
+            append_rows(path, rows)
+        results["rows"] = read_rows(path)
+    elif name in OWN:
+        results |= OWN[name].measure()
+    else:
+        results["machine"] |= _products()
+        results |= _results(name, rounds, variants, against)
+    if name not in TABLES:
+        write_figures(folder / f"{stem}.json", results)
+    table = (OWN[name].markdown if name in OWN else markdown)(results)
+    typer.echo(table)
+    write(folder / f"{stem}.md", table)
 
 
 def _results(name, rounds, parts, against):

@@ -19,18 +19,17 @@ from keras.src.saving.saving_lib import save_model as save_to_file
 # Missing: a name for what decorates `keras.Model.compile`.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
+# Missing: `keras.Layer.flatten_layers`.
+from keras_streams._keras_internals import all_layers
+
 __all__ = [
     "AutocastScope",
     "DropoutRNNCell",
+    "all_layers",
     "get_keras_mask",
     "no_automatic_dependency_tracking",
     "save_to_file",
 ]
-
-
-def all_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """Returns a layer and all layers within it. Missing: `keras.Layer.flatten_layers`."""
-    return list(layer._flatten_layers())
 
 
 def direct_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_streams._keras_internals import all_layers
 from keras_streams.graph_stream import to_stream
-from keras_streams.protocol import all_layers, check_built, flatten_inputs
+from keras_streams.protocol import check_built, flatten_inputs
 from keras_streams.types import Cache, Tensor
 from keras_streams.xla import compile_flat, compile_xla
 

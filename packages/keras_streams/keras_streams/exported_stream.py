@@ -95,7 +95,7 @@ def exported_stream(model: Any) -> ExportedStream:
 def _of_graph(stream):
     graph, signals = stream.graph, stream.plan.inputs
     readers = [call.operation for call in graph.calls if 0 in call.inputs]
-    is_embedded = {isinstance(layer, keras.layers.Embedding) for layer in readers} == {True}
+    is_embedded = readers != [] and all(isinstance(r, keras.layers.Embedding) for r in readers)
     is_output = 0 in keras.tree.flatten(graph.outputs)
     takes_token = is_embedded and not is_output and len(signals) == 1 and signals[0].shape == ()
     ends = np.cumsum([math.prod(signal.shape) for signal in signals])

@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_streams._keras_internals import compute_conv_transpose_padding_args_for_jax
 from keras_streams.cells import Cells, Op, Program
-from keras_streams.rules import padding_of, spread
+from keras_streams.rules import padding_of, reversed_conv, spread
 from keras_streams.trace import Trace, recorded
 
 # Operations that only move numbers: Keras runs them on the numbers' addresses.
@@ -593,8 +593,7 @@ def _conv_transpose(o, x, kernel):
     sides = compute_conv_transpose_padding_args_for_jax(x.shape, kernel.shape, *options)
     for axis, (stride, widths) in enumerate(zip(strides, sides, strict=True), 1):
         x = spread(x, axis, stride, widths)
-    kernel = ops.swapaxes(ops.flip(kernel, axis=tuple(range(rank))), -1, -2)
-    return ops.conv(x, kernel, dilation_rate=o.dilation_rate)
+    return reversed_conv(x, kernel, dilation_rate=o.dilation_rate)
 
 
 def _depthwise_conv(o, x, kernel):

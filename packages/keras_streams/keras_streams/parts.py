@@ -577,7 +577,10 @@ class RunningMax(Ending):
 
 
 class Cumulative(Part):
-    """The sum of all samples so far, as `ops.cumsum` computes it."""
+    """The sum of all samples so far, as `ops.cumsum` computes it.
+
+    As in the model, float32 loses samples that are small beside the sum; a count ends at 2^24.
+    """
 
     keeps = True
 

@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import keras
 import numpy as np
@@ -410,6 +411,12 @@ def spread(x: Tensor, axis: int, stride: int, widths: tuple[int, int]) -> Tensor
     return ops.take(x, np.where(is_place, at // stride, size), axis)
 
 
+def reversed_conv(x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+    """Returns the convolution of spread samples that equals a transposed one."""
+    taps = tuple(range(len(kernel.shape) - 2))
+    return ops.conv(x, ops.swapaxes(ops.flip(kernel, axis=taps), -1, -2), **options)
+
+
 @_streams(*of_any_rank("Conv{}DTranspose"), nn_ops.ConvTranspose)
 def _transposed_conv(call, signal):
     """A convolution, with the taps in reverse, of samples with zeros between them."""
@@ -423,14 +430,10 @@ def _transposed_conv(call, signal):
     )
     others = (*rates[:time], 1, *rates[time + 1 :])
 
-    def function(x, kernel, **options):
-        kernel = ops.swapaxes(ops.flip(kernel, axis=tuple(range(rank))), -1, -2)
-        return ops.conv(x, kernel, **options)
-
     def of_window(x):
         for axis, (stride, widths) in enumerate(zip(strides, sides, strict=True), 1):
             x = x if axis == signal.axis else spread(x, axis, stride, widths)
-        return _convolved(call, function, x, dilation_rate=others)
+        return _convolved(call, reversed_conv, x, dilation_rate=others)
 
     split, (left, right) = _repeated(call, signal, strides[time], zeros=True), sides[time]
     taps, right = kernel.shape[time], right + 1 - strides[time]
