@@ -118,7 +118,8 @@ class Printer:
         self.functions: dict[str, str] = {}  # name: text, in the order of first use
         self.loops: dict[str, str] = {}  # body of a map: name of its function
         self.layers: dict[str, str] = {}  # text of a function of equal layers: its name
-        self.taken = {"s", "x", "y", "token", "weights"}
+        public = "state", "reset", "step", "quantize", "dequantize"
+        self.taken = {"s", "x", "y", "token", "weights", *(f"{prefix}_{name}" for name in public)}
         self.statements: list[Statement] = []
         self.offsets, self.sizes = passes.allocate(program, groups, apart)
         self.kept = passes.kept_buffers(program, groups)
@@ -544,6 +545,8 @@ class Printer:
         }
         names |= dict.fromkeys(self.names.values(), "int ")
         names |= {"x": f"const {self.real} *", "y": f"{self.real} *", "ids": "const int64_t *"}
+        if not any(re.search(r"\bs->", statement.text) for statement in self.statements):
+            yield "    (void)s;"
         for guard, statements in itertools.groupby(self.statements, key=lambda s: s.guard):
             lines = self.lines(grouped(list(statements), names))
             if guard:

@@ -77,6 +77,22 @@ def test_states_are_read_before_they_are_replaced(function):
     check(keras.Model(x, function(x)))
 
 
+def test_a_layer_may_have_the_name_of_the_file():
+    convolution = layers.Conv2D(2, 3, padding="same", name="net")
+    c_export.proven_source(keras.Sequential([keras.Input((None, 4, 1)), convolution]), "net")
+
+
+def test_a_step_without_a_state_has_no_warnings(tmp_path):
+    model = keras.Sequential([keras.Input((None, 3)), layers.UpSampling1D(2)])
+    for source in (
+        c_export.proven_source(model, "net")[0],
+        c_export.fixed_source(model, "net", "int8", noise(40, 3)),
+    ):
+        write_source(source, tmp_path)
+        command = [*find_compiler(), "-std=c99", "-Wall", "-Wextra", "-Werror", "-c", "net.c"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+
+
 def test_batch_normalization_without_a_scale():
     check(keras.Sequential([keras.Input((None, 3)), layers.BatchNormalization(scale=False)]))
 
