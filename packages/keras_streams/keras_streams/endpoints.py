@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.protocol import at_least_float32
+from keras_streams.statements import free_name
 from keras_streams.types import Cache, Tensor
 
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
@@ -119,9 +120,10 @@ def model_stream(model: Any) -> GraphStream:
 
 def step_endpoint(stream: GraphStream) -> Endpoint:
     """Returns the step of a stream as an endpoint."""
-    cache, names = StreamCache(stream), _names("inputs", stream.inputs, [])
+    cache = StreamCache(stream)
+    names = _names("inputs", stream.inputs, [*cache.fields])
     inputs = {name: _field(s) for name, s in zip(names, stream.plan.inputs, strict=True)}
-    names = _names("outputs", stream.graph.outputs, names)
+    names = _names("outputs", stream.graph.outputs, [*names, *cache.fields])
     outputs = {name: _field(s) for name, s in zip(names, stream.output_signals, strict=True)}
 
     def step(**tensors):
@@ -142,12 +144,17 @@ def _field(signal):
 
 
 def _names(name, structure, taken):
-    """Returns names for the leaves of a structure: their keys or indices."""
-    found = []
+    """Returns names for the leaves of a structure: their keys or indices.
+
+    TensorFlow renames an argument that is no identifier.
+    """
+    found: list[str] = []
     for path, leaf in keras.tree.flatten_with_path(structure):
         is_input = path and isinstance(leaf, keras.KerasTensor)
         key = (leaf.name if is_input else "_".join(map(str, path))) or name
-        found.append(f"{name}_{key}" if key in taken or key.isdecimal() else key)
+        key = re.sub("[^A-Za-z0-9_]", "_", key)
+        key = key if key[0].isalpha() and key not in taken else f"{name}_{key}"
+        found.append(free_name(key, found))
     return found
 
 

@@ -21,6 +21,7 @@ from keras_streams.c_export import (
 from keras_streams.endpoints import Endpoint, add_endpoint, model_stream, step_endpoint
 from keras_streams.exported_stream import exported_stream
 from keras_streams.files import check_output, write_files
+from keras_streams.trace import error_summary
 from keras_streams.wasm import write_wasm
 
 if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
@@ -118,12 +119,17 @@ def write_step(
     stream = exported_stream(model)
     _check_converted(stream, format)
     step, is_quantized = step_of(model), quantization.kind is not None
-    if format == "litert":
-        content = _to_litert(step, is_quantized)
-        differences = _differences(_litert_step(content), step, stream)
-    else:
-        content = _to_onnx(step)
-        differences = _differences(_onnx_step(content, step), step, stream)
+    try:
+        content = _to_litert(step, is_quantized) if format == "litert" else _to_onnx(step)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever a converter raises
+        raise ValueError(
+            f"{stream.model.name} cannot be converted with format={format!r}: "
+            f"{error_summary(error)}"
+        ) from error
+    converted = _litert_step(content) if format == "litert" else _onnx_step(content, step)
+    differences = _differences(converted, step, stream)
     largest = quantization.tolerance if is_quantized else _TOLERANCE
     for name, difference in differences.items():
         is_rounded_cache = is_quantized and name in step.inputs
@@ -177,7 +183,8 @@ def _differences(function, endpoint, stream):
         stream: Its `ExportedStream`.
 
     Returns:
-        Dict from the name of each output to the largest difference, relative to its largest value.
+        Dict from the name of each output to the largest difference, relative to its largest value,
+        or for the cache, of which a tensor can be the rounding error of another, to that of all.
     """
     delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
     steps = _STEPS + max(delay, 0) + math.ceil(rate)
@@ -198,17 +205,24 @@ def _differences(function, endpoint, stream):
             answers.append({name: np.asarray(answer[name]) for name in endpoint.outputs})
             cache = {name: answers[-1][name] for name in caches}
         runs.append(answers)
-    ys = [[answer[name] for answer in runs[0]] for name in endpoint.outputs if name not in caches]
-    ys = [np.reshape(y, (len(x), -1)) for y in ys]
+    expected, found = (
+        {name: np.stack([a[name] for a in answers]).astype("float64") for name in endpoint.outputs}
+        for answers in runs
+    )
+    ys = [np.reshape(y, (len(x), -1)) for name, y in expected.items() if name not in caches]
     check_finite(stream, np.concatenate(ys, axis=-1), f"{len(x)} random steps")
-    found = {}
-    for name in endpoint.outputs:
-        wanted, y = (np.stack([a[name] for a in answers]).astype("float64") for answers in runs)
-        scale = np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted)) or 1.0
+    scales = {
+        name: np.max(np.abs(y), initial=0, where=np.isfinite(y)) for name, y in expected.items()
+    }
+    scales |= dict.fromkeys(caches, max((scales[name] for name in caches), default=0))
+    differences = {}
+    for name, wanted in expected.items():
+        y, scale = found[name], scales[name] or 1.0
         is_equal = (y == wanted) | (np.isnan(y) & np.isnan(wanted))
         with np.errstate(invalid="ignore"):
-            found[name] = np.max(np.where(is_equal, 0.0, np.abs(y - wanted)), initial=0) / scale
-    return found
+            distance = np.max(np.where(is_equal, 0.0, np.abs(y - wanted)), initial=0)
+        differences[name] = distance / scale
+    return differences
 
 
 # TensorFlow's converters. `Model.export` would write `call`, and for LiteRT allow operations that

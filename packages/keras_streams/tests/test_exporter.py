@@ -4,7 +4,7 @@ from unittest import mock
 
 import keras
 import pytest
-from keras import layers
+from keras import layers, ops
 
 from keras_streams import export, exporter, graph_stream
 
@@ -47,6 +47,36 @@ def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, 
     with pytest.raises(RuntimeError, match="differs from Keras in 'outputs'"):
         export(net, tmp_path / "folder" / f"net.{suffix}", format=format)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
+def test_names_that_tensorflow_does_not_take_are_changed(tmp_path):
+    xs = [keras.Input((None, 2), name=name) for name in ("a-b", "a_b", "1", "cache_0")]
+    outputs = {"a b": layers.Conv1D(2, 2, padding="causal")(xs[0]), "y": layers.Add()(xs)}
+    path = export(keras.Model(xs, outputs), tmp_path / "net.tflite", format="litert")
+    step = pytest.importorskip("tensorflow").lite.Interpreter(str(path)).get_signature_runner()
+    inputs = {"a_b", "a_b_2", "inputs_1", "inputs_cache_0", "cache_0"}
+    assert set(step.get_input_details()) == inputs
+    assert set(step.get_output_details()) == {"outputs_a_b", "y", "cache_0"}
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_the_rounding_error_of_a_running_mean_may_differ(tmp_path):
+    parts = layers.Conv1D(3, 3, padding="same"), layers.GlobalAveragePooling1D()
+    net = keras.Sequential([keras.Input((None, 3)), *parts])
+    for seed in range(3):
+        keras.utils.set_random_seed(seed)
+        net.set_weights([keras.random.normal(weight.shape) for weight in net.weights])
+        export(net, tmp_path / "net.tflite", format="litert", overwrite=True)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_what_a_converter_refuses_is_named(tmp_path):
+    x = keras.Input((None, 2))
+    with pytest.raises(ValueError, match="net cannot be converted.*'litert'.*BitwiseAnd"):
+        net = keras.Model(x, ops.argmax(x, axis=-1), name="net")
+        export(net, tmp_path / "net.tflite", format="litert")
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
