@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,7 +58,8 @@ def prove(stream: Any, example: Any = None) -> Proof:
     steps, length = _lengths(stream)
     known: dict[int, float] = {}
     given = [] if example is None else [example]
-    for xs in (*given, *random_examples(stream, length, np.random.default_rng(0))):
+    randoms = random_examples(stream, length, np.random.default_rng(0))
+    for xs in itertools.chain(given, randoms):
         known = _compare(stream, inputs_of(stream, xs, length), steps) | known
         missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.call.outputs}]
         if not missing:
@@ -118,6 +120,12 @@ def random_examples(stream: Any, length: int, rng: np.random.Generator) -> Itera
     sizes = [layer.input_dim for layer in embeddings] + [layer.num_tokens for layer in encodings]
     tokens = min(sizes, default=2)
     first = int(any(layer.mask_zero for layer in embeddings))  # no masked steps
+    for tensor in keras.tree.flatten(stream.inputs):
+        if tensor.dtype == "string":
+            raise ValueError(
+                f"{stream.name} takes strings, {tensor.name}, of which there are no random ones. "
+                "Give data: to_stream(model, example=x)."
+            )
     for change in (np.asarray, np.abs):
         xs = []
         for n, tensor in enumerate(keras.tree.flatten(stream.inputs)):

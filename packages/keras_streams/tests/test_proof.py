@@ -149,6 +149,16 @@ def test_a_model_whose_outputs_are_never_finite_needs_an_example():
             to_stream(net, example=wrong)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_a_model_of_strings_needs_an_example():
+    x = keras.Input((None,), dtype="string", name="word")
+    net = keras.Model(x, layers.Embedding(3, 2)(layers.StringLookup(vocabulary=["a", "b"])(x)))
+    with pytest.raises(ValueError, match="takes strings, word,.*example=x"):
+        to_stream(net)
+    stream, x = to_stream(net, example=np.array([["b", "a"]])), np.array([["a", "c"]])
+    np.testing.assert_array_equal(stream.prefill(x)[0], net(x))
+
+
 def test_a_branch_without_its_last_steps_waits_for_one_without_its_first():
     stream = to_stream(model(lambda x: x[:, :-200] + x[:, 200:]))
     assert (stream.delay, stream.proof.difference) == (200, 0.0)
