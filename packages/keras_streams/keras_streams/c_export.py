@@ -184,9 +184,10 @@ def _representative(stream, data):
     data = data[None] if data.ndim == rank - 1 else data
     if data.ndim != rank or 0 in data.shape or (rank == 3 and data.shape[-1] != stream.inputs):
         inputs = "" if stream.takes_token else f", {stream.inputs}"
+        received = f"shape {data.shape}" if data.ndim else repr(data)
         raise ValueError(
-            f"`representative_data` must have shape (steps{inputs}) or (rows, steps{inputs}). "
-            f"Received: shape {data.shape}"
+            f"`representative_data` must be an array of shape (steps{inputs}) or "
+            f"(rows, steps{inputs}). Received: {received}"
         )
     if stream.takes_token:
         if data.dtype.kind not in "iu" or np.any((data < 0) | (data >= stream.inputs)):
