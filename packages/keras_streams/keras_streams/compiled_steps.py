@@ -32,6 +32,11 @@ class PackedCache:
     @classmethod
     def pack(cls, cache: Cache, specs: Any = None) -> "PackedCache":
         """Packs a cache, in the layout of its own tensors unless another is given."""
+        if not all(hasattr(leaf, "dtype") for leaf in keras.tree.flatten(cache)):
+            raise ValueError(
+                "`cache` must be a structure of tensors: start with the `initial_cache` of the "
+                f"stream. Received: {cache!r}"
+            )
         specs = specs or keras.tree.map_structure(
             lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
         )
@@ -61,7 +66,8 @@ def compiled_step(
     """Returns `layer.step` compiled by XLA, once per batch size.
 
     It always uses the layer's current weights, whereas a plain `jax.jit` would keep those of its
-    first call. Without it, a step may be recompiled on each call.
+    first call. Without it, a step may be recompiled on each call. After `quantize` or
+    `enable_lora`, which give layers other weights, compile it again.
 
     Args:
         layer: Stream, or built layer or model that `to_stream` supports. Start with the
@@ -86,8 +92,8 @@ def compiled_step(
     >>> for x in np.zeros((5, 1, 3), "float32"):
     ...     y, cache = step(x, cache)
     """
-    check_built(layer)
     stream = to_stream(layer)
+    check_built(layer)
     compiled = {}
     # Both may be structures for a graph's stream. Other streams have a single input and output.
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)

@@ -545,15 +545,16 @@ def _time_axes(graph, given):
         axes = keras.tree.flatten(given) if keras.tree.is_nested(given) else [given] * len(tensors)
         ranks = [len(x.shape) for x in tensors]
         if len(axes) != len(ranks) or any(
-            axis is not None and not 0 < axis % rank < rank
+            axis is not None and not (hasattr(axis, "__index__") and 0 < axis % rank < rank)
             for axis, rank in zip(axes, ranks, strict=False)
         ):
             raise ValueError(
                 "`time_axis` must be an axis of the inputs after that of the batch, or a structure "
-                f"of such axes like the inputs. Received: time_axis={given} for inputs of shapes "
+                f"of such axes like the inputs. Received: time_axis={given!r} for inputs of shapes "
                 f"{[tuple(x.shape) for x in tensors]}"
             )
-        return [None if a is None else a % rank for a, rank in zip(axes, ranks, strict=True)]
+        pairs = zip(axes, ranks, strict=True)
+        return [None if a is None else operator.index(a) % rank for a, rank in pairs]
     axes = [1 if _has_time(graph, n, x.shape) else None for n, x in enumerate(tensors)]
     if not any(axes):
         raise ValueError(

@@ -80,6 +80,9 @@ def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Ca
     steps = each(lambda x: ops.moveaxis(ops.convert_to_tensor(x), 1, 0), x)
     time, rows = ops.shape(keras.tree.flatten(steps)[0])[:2]
     cache = layer.initial_cache(rows) if cache is None else cache
+    if keras.tree.flatten(steps)[0].shape[0] == 0:
+        one = each(lambda x: ops.zeros((rows, 1, *x.shape[2:]), x.dtype), steps)
+        return each(lambda y: y[:, :0], step_through(layer, one, cache)[0]), cache
     # The first step, outside the loop, shows the shape and dtype of y.
     y, cache = layer.step(each(lambda x: x[0], steps), cache)
 
@@ -160,8 +163,12 @@ def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
     They are lists, with `None` for an unknown size.
     """
     wanted = keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), expected)
+
+    def shape_of(leaf):
+        return tuple(getattr(leaf, "shape", ()))
+
     found, sizes = (
-        {path: tuple(leaf.shape) for path, leaf in keras.tree.flatten_with_path(tree)}
+        {path: shape_of(leaf) for path, leaf in keras.tree.flatten_with_path(tree)}
         for tree in (cache, wanted)
     )
     fits = found.keys() == sizes.keys() and all(
@@ -170,8 +177,9 @@ def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
     if not fits:
         raise ValueError(
             f"The cache does not fit {layer.name}: it belongs to another batch size or another "
-            f"layer. Expected tensors of shapes: {[*sizes.values()]}. "
-            f"Received: {[*found.values()]}"
+            "layer, or to a compiled step (pass `cache.unpack()`). Expected tensors of shapes: "
+            f"{keras.tree.map_structure(shape_of, wanted)}. "
+            f"Received: {keras.tree.map_structure(shape_of, cache)}"
         )
 
 

@@ -22,7 +22,7 @@ def test_layers_of_every_kind_on_the_second_axis():
     y = layers.PReLU(shared_axes=[1, 2])(layers.Cropping2D(((0, 1), (0, 0)))(y[:, :, 1:]))
     y = layers.Reshape((-1, 4))(ops.transpose(layers.UpSampling2D((2, 1))(y), (0, 2, 1, 3)))
     model = keras.Model(x, layers.GRU(3, return_sequences=True)(y))
-    stream = check_equal(model, [noise(2, 3, 30, 2)], time_axis=-2)
+    stream = check_equal(model, [noise(2, 3, 30, 2)], time_axis=np.int64(-2))
     assert (stream.delay, stream.rate) == (1, 1)
 
 
@@ -109,7 +109,7 @@ def test_keys_that_no_query_waits_for():
 def test_a_time_axis_that_the_inputs_lack():
     x = keras.Input((9, 3))
     model = keras.Model(x, layers.Dense(2)(x))
-    for axis in (0, 3, -3, [1, 1]):
+    for axis in (0, 3, -3, [1, 1], "1", 1.0):
         with pytest.raises(ValueError, match="`time_axis` must be an axis of the inputs"):
             to_stream(model, time_axis=axis)
     with pytest.raises(ValueError, match=r"net has no time axis.*to_stream\(model, time_axis=1\)"):

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 from random_graphs import noise
 
-from keras_streams import compiled_step, to_stream
+from keras_streams import PackedCache, compiled_step, to_stream
 from keras_streams.protocol import StreamingMixin, check_cache
 from keras_streams.xla import compile_xla
 
@@ -32,7 +32,9 @@ def test_prefill_made_of_steps():
     layer.build((None, None, CHANNELS))
     x = noise(2, 5, CHANNELS)
     first, cache = layer.prefill(x[:, :2])
+    none, cache = layer.prefill(x[:, 2:2], cache)
     second, cache = layer.prefill(x[:, 2:], cache)
+    assert none.shape == (2, 0, CHANNELS)
     np.testing.assert_allclose(ops.concatenate([first, second], axis=1), layer(x), rtol=1e-6)
     np.testing.assert_allclose(cache["sum"], layer(x)[:, -1], rtol=1e-6)
 
@@ -100,6 +102,12 @@ def test_checks():
         check_cache(layer, {"sum": np.zeros((2, 4))}, expected)
     with pytest.raises(ValueError, match="does not fit"):
         check_cache(layer, [np.zeros((2, CHANNELS))], expected)
+    with pytest.raises(ValueError, match=r"`cache.unpack\(\)`.*Received: \(\)"):
+        check_cache(layer, PackedCache.pack(layer.initial_cache(2)), expected)
+    with pytest.raises(ValueError, match="`model` must be.* Received: None"):
+        compiled_step(None)
+    with pytest.raises(ValueError, match="`cache` must be.* Received: None"):
+        PackedCache.pack(None)
 
 
 def test_a_layer_without_its_steps_is_told_what_to_define():
