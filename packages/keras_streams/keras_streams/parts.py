@@ -454,7 +454,7 @@ class Split(Part):
         y = ops.reshape(y, (-1, ops.shape(xs[0])[1] * self._size, *output.shape))
         if not self.keeps:
             return [y], state
-        waiting = self.signal.count(0, begin) * self._size - output.count(0, begin)
+        waiting = self.signal.before(begin) * self._size - output.before(begin) * output.block
         seen = ops.concatenate([state[:, :waiting], y, ops.zeros_like(state)], axis=1)
         count = output.count(begin, end)
         return [seen[:, :count]], seen[:, count : count + self._waiting]

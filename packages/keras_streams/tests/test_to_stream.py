@@ -34,6 +34,9 @@ CASES = {
     "same strides": ([layers.Conv1D(4, 5, padding="same", strides=2)], 3, 2),
     "strides twice": ([layers.Conv1D(4, 4, strides=2), layers.MaxPooling1D(2)], 5, 4),
     "down and up": ([layers.MaxPooling1D(2), layers.UpSampling1D(2)], 1, 1),
+    "down, padding, up": (
+        [layers.MaxPooling1D(2), layers.ZeroPadding1D((2, 0)), layers.UpSampling1D(2)], -3, 1,
+    ),
     "up": ([layers.UpSampling1D(2), layers.Conv1D(3, 3, padding="same")], 1, 0.5),
     "padding": ([layers.ZeroPadding1D((2, 0)), layers.Dense(2), layers.Conv1D(4, 3)], 0, 1),
     "padding first": ([layers.ZeroPadding1D((2, 1)), layers.LSTM(2, return_sequences=True)], -2, 1),
