@@ -103,6 +103,8 @@ def compiled_step(
     parts = all_layers(model) if isinstance(model, keras.Layer) else []
     # XLA has no tables of strings and integers; recurrent layers use their cells.
     is_xla = all(part.supports_jit or isinstance(part, keras.layers.RNN) for part in parts)
+    # It keeps tensors that it computes from its weights, new ones when these are loaded.
+    normalizations = [p for p in parts if isinstance(p, keras.layers.Normalization) and not frozen]
     weights = [(v, ops.convert_to_numpy(v)) for v in layer.variables] if frozen else []
 
     def compile_for(specs):
@@ -118,9 +120,11 @@ def compiled_step(
 
     def call(x, cache):
         cache = cache if isinstance(cache, PackedCache) else PackedCache.pack(cache)
-        if cache.key not in compiled:
-            compiled[cache.key] = compile_for(cache.specs)
-        tensors = compiled[cache.key](*flatten_inputs(x, inputs), *cache.tensors)
+        means = [layer.mean for layer in normalizations]
+        key = cache.key, *map(id, means)
+        if key not in compiled:
+            compiled[key] = compile_for(cache.specs), means  # which keep their ids
+        tensors = compiled[key][0](*flatten_inputs(x, inputs), *cache.tensors)
         y = keras.tree.pack_sequence_as(outputs, tensors[:count])
         return y, PackedCache(tensors[count:], cache.specs, cache.key)
 

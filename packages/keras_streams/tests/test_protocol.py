@@ -51,6 +51,20 @@ def test_a_compiled_step_reads_the_weights_of_the_moment_unless_frozen():
     np.testing.assert_allclose([*before[1:], *after[1:]], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_compiled_step_normalizes_as_loaded(tmp_path):
+    model, other = (
+        keras.Sequential([keras.Input((None, CHANNELS)), layers.Normalization()]) for _ in range(2)
+    )
+    x = noise(2, CHANNELS)
+    other.layers[0].adapt(5 * x[:, None] + 1)
+    other.save_weights(tmp_path / "net.weights.h5")
+    stream, step = to_stream(model), compiled_step(model)
+    step(x, stream.initial_cache(2))
+    model.load_weights(tmp_path / "net.weights.h5")
+    y, _ = step(x, stream.initial_cache(2))
+    np.testing.assert_allclose(y, other(x[:, None])[:, 0], rtol=1e-5)
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
 def test_a_compiled_step_has_layers_that_xla_cannot_compile():
     parts = layers.Hashing(5), layers.Embedding(5, 4), layers.GRU(3)
