@@ -377,8 +377,8 @@ class Window(Part):
         elif self._taps == self._stride == 1:
             windows = seen[:, start : start + count, None]
         else:
-            starts = start + self._stride * ops.arange(count)
-            taps = self._dilation * ops.arange(self._taps)
+            starts = start + self._stride * ops.arange(count, dtype="int32")
+            taps = self._dilation * ops.arange(self._taps, dtype="int32")
             windows = ops.take(seen, starts[:, None] + taps, axis=1)
         x = to_axis(ops.reshape(windows, (-1, *windows.shape[2:])), self.signal.axis)
         y = x if self._function is None else self._function(x)

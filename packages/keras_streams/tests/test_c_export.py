@@ -77,6 +77,16 @@ def test_states_are_read_before_they_are_replaced(function):
     check(keras.Model(x, function(x)))
 
 
+def test_steps_are_counted_in_32_bits_whatever_the_default_dtype():
+    convolution = layers.Conv1D(2, 3, padding="same", dtype="float32")
+    keras.config.set_floatx("float16")
+    try:
+        model = keras.Sequential([keras.Input((None, 2), dtype="float32"), convolution])
+        c_export.proven_source(model, "net")
+    finally:
+        keras.config.set_floatx("float32")
+
+
 def test_a_layer_may_have_the_name_of_the_file():
     convolution = layers.Conv2D(2, 3, padding="same", name="net")
     c_export.proven_source(keras.Sequential([keras.Input((None, 4, 1)), convolution]), "net")
