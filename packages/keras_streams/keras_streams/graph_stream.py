@@ -276,11 +276,11 @@ class GraphStream(StreamingMixin):
             """Returns the samples at each step, NaN where none are due."""
             signal, y = self.plan.signals[n], values[n]
             if signal.block > 1:
-                counts = ops.shape(y)[1] // signal.block, signal.block
-                y = ops.reshape(y, (-1, *counts, *signal.shape))
+                rows, samples = ops.shape(y)[:2]
+                y = ops.reshape(y, (rows, samples // signal.block, signal.block, *signal.shape))
             if not self.is_clocked:
                 return y
-            step = ops.arange(steps) - signal.offset
+            step = ops.arange(steps, dtype="int32") - signal.offset
             due = (step >= 0) & (step % signal.pause == 0)
             row = ops.where(due, step // signal.pause - signal.before(0) + 1, 0)
             nothing = ops.full([ops.shape(y)[0], 1, *y.shape[2:]], math.nan, dtype=y.dtype)

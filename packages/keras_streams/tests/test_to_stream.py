@@ -189,6 +189,13 @@ def test_prefill_continues_a_cache():
         assert_equal(np.concatenate([first, second], axis=1), *outputs_of(stream, [x]))
 
 
+def test_a_segment_that_ends_before_the_first_output():
+    stream = to_stream(stack(layers.UpSampling1D(2), layers.Conv1D(4, 3, padding="same")))
+    for steps in (0, 1):
+        y, _ = stream.prefill(noise(2, steps, 3))
+        assert y.shape == (2, steps, 2, 4) and np.all(np.isnan(y))
+
+
 def test_tokens_slices_and_states():
     tokens = keras.Input((None,), dtype="int32")
     x = layers.Embedding(5, 4)(tokens)
