@@ -164,6 +164,13 @@ def test_a_branch_without_its_last_steps_waits_for_one_without_its_first():
     assert (stream.delay, stream.proof.difference) == (200, 0.0)
 
 
+def test_rounding_that_remains_where_numbers_cancel_is_no_difference():
+    """The mean of numbers less their mean."""
+    x = keras.Input((None, 5, 1))
+    y = layers.GlobalAveragePooling2D()(x - ops.mean(x, axis=2, keepdims=True))
+    to_stream(keras.Model(x, [y, layers.Dense(3)(y)]))
+
+
 def test_a_stream_has_its_proof():
     net = model(lambda x: layers.GRU(4)(layers.Conv1D(4, 3, padding="same")(x)))
     proof = to_stream(net).proof
