@@ -544,7 +544,9 @@ def _time_axes(graph, given):
     if given is not None:
         axes = keras.tree.flatten(given) if keras.tree.is_nested(given) else [given] * len(tensors)
         ranks = [len(x.shape) for x in tensors]
-        if len(axes) != len(ranks) or any(
+        keys = [x.keys() if isinstance(x, dict) else None for x in (given, graph.inputs)]
+        is_alike = len(axes) == len(ranks) and (keys[0] is None or keys[0] == keys[1])
+        if not is_alike or any(
             axis is not None and not (hasattr(axis, "__index__") and 0 < axis % rank < rank)
             for axis, rank in zip(axes, ranks, strict=False)
         ):

@@ -109,7 +109,7 @@ def test_keys_that_no_query_waits_for():
 def test_a_time_axis_that_the_inputs_lack():
     x = keras.Input((9, 3))
     model = keras.Model(x, layers.Dense(2)(x))
-    for axis in (0, 3, -3, [1, 1], "1", 1.0):
+    for axis in (0, 3, -3, [1, 1], {"y": 1}, "1", 1.0):
         with pytest.raises(ValueError, match="`time_axis` must be an axis of the inputs"):
             to_stream(model, time_axis=axis)
     with pytest.raises(ValueError, match=r"net has no time axis.*to_stream\(model, time_axis=1\)"):
