@@ -370,10 +370,17 @@ class Printer:
         """Copies numbers to consecutive ones of a buffer."""
         cells = cells.reshape(-1)
         found = pieces(self.program, cells)
-        source = found[0].buffer if found else None
-        if len(found) > 8 and all(p.buffer is source for p in found) and source.ring is None:
-            kind = "int16" if source.size < 2**15 else "int32"
-            places = self.table((cells - source.base).astype(kind), op.scope, "places")
+        sources = list({p.buffer: None for p in found})
+        is_work = {(source.kind, source.dtype) for source in sources} == {("work", b.dtype)}
+        is_alone = len(sources) == 1 and sources[0].ring is None
+        if len(found) > 8 and (is_alone or (is_work and 2 * len(found) > len(cells))):
+            source = min(sources, key=lambda each: self.offsets.get(each, 0))
+            places = cells.astype("int64")
+            for each in sources:
+                distance = self.offsets.get(each, 0) - self.offsets.get(source, 0) - each.base
+                places[(cells >= each.base) & (cells < each.base + each.size)] += distance
+            kind = "int16" if places.max() < 2**15 else "int32"
+            places = self.table(places.astype(kind), op.scope, "places")
             name = self.use("pick_PLACE", TYPES[source.dtype], PLACE=TYPES[kind])
             y = self.pointer(b, op.start)
             self.add_statement(f"{name}({y}, {len(cells)}, {self.pointer(source)}, {places});", op)

@@ -33,7 +33,10 @@ static void convolution_N(
     memcpy(y, sum, sizeof sum);
 }
 
-/* y += the sum of the terms a * b. */
+/* y += the sum of the terms a * b. Compilers would unroll every call: minutes for attention. */
+#if defined __GNUC__
+__attribute__((noinline))
+#endif
 static void add_products(
     REAL *restrict y, int n, int terms,
     const REAL *a, int a_term, int a_step, const REAL *b, int b_term, int b_step)

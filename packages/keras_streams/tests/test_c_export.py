@@ -113,6 +113,8 @@ def test_attention_within_a_window():
     y = y + layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True)
     stream = to_stream(keras.Model(x, layers.Flatten()(y)), window=6)
     check(stream, noise(40, 4))
+    code = c_export.c_source(exported_stream(stream), "net").code
+    assert ", 1 * sizeof(float)" not in code  # scattered numbers are copied together
 
 
 def test_spectra_and_phases():
