@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_streams._keras_internals import (
@@ -166,6 +167,17 @@ class Call:
         return arguments[position] if position < len(arguments) else named.get(name)
 
     @property
+    def starts_with_zeros(self) -> bool:
+        """Whether a recurrent layer gets zeros as its initial state, as it has without one."""
+        state = keras.tree.flatten(self.arguments[1].get("initial_state"))
+        return (
+            isinstance(self.operation, keras.layers.RNN)
+            and not any(x is None or isinstance(x, keras.KerasTensor) for x in state)
+            and all(map(self._is_constant, state))
+            and not any(np.any(ops.convert_to_numpy(x)) for x in state)
+        )
+
+    @property
     def is_of_keras(self) -> bool:
         """Whether the operation is one of Keras' that computes what its class says."""
         kinds = keras.layers.Lambda, keras.layers.Wrapper, keras.Model
@@ -217,6 +229,8 @@ class Graph:
         for call in reversed(calls):
             if options.ignore_masks:
                 call.arguments[1].pop("mask", None)
+            if call.starts_with_zeros:
+                call.arguments[1].pop("initial_state")
             if needed & {*call.outputs}:
                 needed |= {*call.inputs}
                 self.calls.insert(0, call)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import sys
 import threading
 import traceback
@@ -89,8 +90,11 @@ def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
         nodes.append((node, _scope(outer)))
 
     def call(layer, *args, **kwargs):
-        symbolic = any(map(_is_symbolic, keras.tree.flatten((args, kwargs))))
-        return layer.call(*args, **kwargs) if symbolic else whole(layer, *args, **kwargs)
+        if not any(map(_is_symbolic, keras.tree.flatten((args, kwargs)))):
+            return whole(layer, *args, **kwargs)
+        if "training" not in inspect.signature(layer.call).parameters:
+            kwargs.pop("training", None)
+        return layer.call(*args, **kwargs)
 
     with (
         _symbolic_backend(),

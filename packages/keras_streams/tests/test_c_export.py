@@ -107,6 +107,24 @@ def test_batch_normalization_without_a_scale():
     check(keras.Sequential([keras.Input((None, 3)), layers.BatchNormalization(scale=False)]))
 
 
+class Generator(keras.Model):
+    """Passes `training` to a layer without it, and zeros as a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.dense = layers.GRU(3, return_sequences=True), layers.Dense(2)
+
+    def call(self, x, training=False):
+        states = self.gru.get_initial_state(ops.shape(x)[0])
+        return self.dense(self.gru(x, initial_state=states), training=training)
+
+
+def test_a_model_of_ones_own_that_starts_with_zeros():
+    model = Generator()
+    model(noise(2, 8, 3))
+    check(model, noise(40, 3))
+
+
 def test_attention_within_a_window():
     x = keras.Input((6, 4))
     y = layers.MultiHeadAttention(2, 3)(x, x)
