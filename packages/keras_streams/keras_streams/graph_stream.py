@@ -20,7 +20,7 @@ from keras_streams.graph import (
     functional_of,
     to_axis,
 )
-from keras_streams.parts import Delay, Part, Signal, Table, select
+from keras_streams.parts import Delay, Part, Signal, Table, Window, select
 from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
@@ -377,7 +377,7 @@ class Plan:
         if options.window is not None:
             last = options.window - 1
             self.outputs = keras.tree.map_structure(
-                lambda n: self._at_the_end(graph, n, last), self.outputs
+                lambda n: self._at_the_end(n, last), self.outputs
             )
         needed = set(keras.tree.flatten(self.outputs))
         for part in self.parts[::-1]:
@@ -497,15 +497,18 @@ class Plan:
         self.signals.update(zip(part.writes, part.outputs, strict=True))
         return part.writes[0]
 
-    def _at_the_end(self, graph, n, last):
+    def _at_the_end(self, n, last):
         """Returns an output, delayed to the last step of the window, of which it is a function."""
         signal = self.signals[n]
-        if signal.has_time:
-            raise ValueError(
-                f"{graph.name} has an output with a time axis, of shape (batch, time, "
-                f"{', '.join(map(str, signal.shape))}), and needs no `window`: pass window=None."
-            )
         return self._delayed(n, max(signal.offset, last))
+
+    def _thinned(self, n, period):
+        """Returns a tensor of whole windows, of those that begin every `period` steps."""
+        signal = self.signals[n]
+        if signal.is_static or signal.pause == period:
+            return n
+        what, stride = ("every", period), period // signal.pause
+        return self._once(n, what, lambda: Window(None, signal, stride=stride, like=signal))
 
     def _delayed(self, n, offset):
         """Returns a tensor that comes at an offset or later."""
@@ -517,6 +520,10 @@ class Plan:
     def _aligned(self, call):
         """Returns a call whose inputs are delayed so that they are aligned."""
         signals = [self.signals[n] for n in call.inputs if not self.signals[n].is_static]
+        if all(s.in_window and not s.has_time and s.block == 1 for s in signals):
+            period = math.lcm(*(signal.pause for signal in signals))
+            call = call.with_sources(lambda n: self._thinned(n, period))
+            signals = [self.signals[n] for n in call.inputs if not self.signals[n].is_static]
         if len({signal.period for signal in signals}) > 1:
             periods = ", ".join(str(signal.period) for signal in signals)
             raise call.refusal(

@@ -404,6 +404,12 @@ def _of_outputs(stream, values, xs, steps):
         signal = plan.signals[n]
         due = [t for t in range(steps) if signal.is_due(t)]
         if window:
+            if signal.has_time:  # though no layer joins steps
+                error = ValueError(
+                    f"{stream.name} has an output with a time axis, of shape (batch, time, "
+                    f"{', '.join(map(str, signal.shape))}), and needs no `window`: pass "
+                    "window=None."
+                )
             for t in sorted({due[0], due[-1]}):
                 wanted = stream.whole([x[:, t + 1 - window : t + 1] for x in xs])[i]
                 yield error, n, y[:, t], wanted

@@ -86,7 +86,7 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
     """
     operation, moving = call.operation, [s for s in signals if not s.is_static]
     signal = (moving or signals)[0]
-    if call.arguments[1].get("training"):
+    if call.arguments[1].get("training") and not isinstance(operation, _RESIZING):
         raise call.refusal("it is called with training=True, but streaming is inference.")
     masks = getattr(operation, "mask_zero", False) or isinstance(operation, keras.layers.Masking)
     if masks and not options.ignore_masks:
@@ -139,6 +139,7 @@ _INPUTS_ONLY = (
     "a stream has no masked steps and starts from the layer's own initial state. Call it with its "
     "inputs only, without `mask`, `initial_state` or `condition`."
 )
+_RESIZING = keras.layers.Resizing, keras.layers.CenterCrop  # the same in training
 _REPEATS = keras.layers.RepeatVector, numpy_ops.Repeat, numpy_ops.Tile, numpy_ops.BroadcastTo
 
 

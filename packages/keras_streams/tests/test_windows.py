@@ -33,6 +33,14 @@ def check_windows(model, steps, rate=1):
         np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
 
 
+class Centered(layers.Layer):
+    """Its operations cannot be traced for any number of rows."""
+
+    def call(self, x):
+        y = ops.reshape(x, (ops.shape(x)[0], -1, 3))
+        return y - ops.mean(y, axis=1, keepdims=True)
+
+
 CASES = {
     "average": (stack(layers.Conv1D(4, 3), layers.GlobalAveragePooling1D(), layers.Dense(2)), 1),
     "any length": (stack(layers.Conv1D(4, 3), layers.GlobalMaxPooling1D(), length=None), 1),
@@ -47,6 +55,8 @@ CASES = {
     "both directions": (stack(layers.BatchNormalization(), layers.Bidirectional(layers.GRU(2))), 1),
     "two recurrent": (stack(layers.GRU(4, return_sequences=True), layers.GRU(3)), 1),
     "softmax": (stack(layers.Softmax(axis=1), layers.Flatten()), 1),
+    "resized": (stack(layers.Resizing(4, 4), layers.Flatten(), shape=(6, 1)), 1),
+    "steps of an own layer": (stack(Centered()), 1),
     "image": (
         stack(layers.Conv2D(2, 3), layers.Reshape((10, 8)), layers.Flatten(), shape=(6, 1)), 1,
     ),
@@ -106,6 +116,12 @@ def test_what_joins_steps_gets_each_window_as_a_whole():
     y = layers.Conv1D(4, 3)(x)
     ends = [ops.mean(y, axis=1), y[:, -1], ops.max(y[:, 2:], axis=(1, 2))]
     check_windows(keras.Model(x, ends), WINDOW + 8)
+
+
+def test_branches_of_a_window_have_different_strides():
+    x = keras.Input((WINDOW, 3))
+    ends = [layers.GlobalMaxPooling1D()(layers.AveragePooling1D(n)(x)) for n in (1, 2, 3)]
+    check_windows(keras.Model(x, layers.Concatenate()(ends)), WINDOW + 12, rate=6)
 
 
 REFUSED = {
