@@ -569,8 +569,10 @@ def _time_axes(graph, given):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
             "time, channels), or (batch, None) without channels; or say where it is, as in "
-            f"to_stream(model, time_axis=1). Received: {tensors[0].name} of shape "
-            f"{tuple(tensors[0].shape)}"
+            "to_stream(model, time_axis=1). A model of single steps becomes one of sequences in "
+            "keras.layers.TimeDistributed: keras.Sequential([keras.Input((None, "
+            f"{tensors[0].shape[-1]})), keras.layers.TimeDistributed(model)]). Received: "
+            f"{tensors[0].name} of shape {tuple(tensors[0].shape)}"
         )
     return axes
 
@@ -586,7 +588,8 @@ def _input_signal(graph, tensor, axis, length, in_window):
     if None in shape:
         raise ValueError(
             f"{graph.name} has an input whose steps have an unknown size: {tensor.name} of shape "
-            f"{tuple(tensor.shape)}. Build the model with the size of all axes but time."
+            f"{tuple(tensor.shape)}. Build the model with the size of all axes but time, or say "
+            "which axis is time: `time_axis`."
         )
     return Signal(
         tuple(shape),

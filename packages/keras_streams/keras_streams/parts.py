@@ -90,6 +90,7 @@ _LARGEST_COUNT = 2**30  # of steps, in a running mean
 OR_WINDOW = (
     "If the model was trained on windows, pass their length, as in to_stream(model, window=128)."
 )
+OTHER_ROWS = "it changes the axis of the batch. Keep it as the first, with its size."
 Active = Callable[[Signal], Any]
 
 
@@ -189,6 +190,9 @@ class Pointwise(Part):
     )
 
     def __init__(self, call: Call, signals: list[Signal]):
+        rows = {None, 1, *(x.shape[0] for x in call.tensors)}
+        if any(spec.shape[:1] and spec.shape[0] not in rows for spec in call.specs):
+            raise call.refusal(OTHER_ROWS)
         moving = [s for s in signals if not s.is_static] or signals
         backs = [s.back for s in moving if s.back is not None]
         back = max(backs) if len(backs) == len(moving) else None
@@ -202,7 +206,8 @@ class Pointwise(Part):
         if isinstance(call.operation, keras.Model):
             self.difference = (
                 "its output at one step depends on other steps, and its `call` cannot be traced "
-                "with symbolic tensors. Build a functional model: keras.Model(inputs, outputs)."
+                "with symbolic tensors. Use operations of keras.ops in it, or build a functional "
+                f"model: keras.Model(inputs, outputs). {OR_WINDOW}"
             )
 
     def run(self, xs, state, begin=0, end=None):

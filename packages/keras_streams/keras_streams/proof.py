@@ -11,7 +11,15 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph import DoesNotStream
-from keras_streams.parts import Delay, Pointwise, Protocol, Recurrent, RecurrentRows, Table
+from keras_streams.parts import (
+    OTHER_ROWS,
+    Delay,
+    Pointwise,
+    Protocol,
+    Recurrent,
+    RecurrentRows,
+    Table,
+)
 from keras_streams.protocol import check_shape, flatten_inputs, without_carried_states
 from keras_streams.trace import error_summary
 from keras_streams.types import Tensor
@@ -221,7 +229,9 @@ def _pairs(stream, xs, steps):
             if part.call is None:
                 raise
             text = f"for {xs[0].shape[1]} steps it raised {error_summary(error)}"
-            if stream.length is None and _takes_few_steps(part.call, values):
+            if isinstance(part.call.operation, keras.Model):
+                text = part.difference
+            elif stream.length is None and _takes_few_steps(part.call, values):
                 text += " It takes fewer: pass the number, as in to_stream(model, max_context=64)."
             raise part.call.refusal(text) from error
     yield from _of_outputs(stream, values, xs, steps)
@@ -262,7 +272,7 @@ def _of_part(stream, part, values, ends, steps):
     if call is None:  # delays, tables, whole windows
         return
     if any(y.shape[0] != inputs[0].shape[0] for y in found):
-        raise call.refusal("it changes the axis of the batch. Keep it as the first, with its size.")
+        raise call.refusal(OTHER_ROWS)
     error, given = call.refusal(part.difference), [values[n] for n in call.inputs]
     numbered = list(zip(part.writes, found, part.outputs, strict=True))
     if part.writes != call.outputs:  # the next part takes them

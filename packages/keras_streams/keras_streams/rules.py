@@ -122,7 +122,8 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
     makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
     if not makers:
         return Pointwise(call, signals)
-    is_started = isinstance(operation, keras.layers.RNN) and len(moving) == 1
+    has_mask = call.arguments[1].get("mask") is not None
+    is_started = isinstance(operation, keras.layers.RNN) and len(moving) == 1 and not has_mask
     is_alone = len(signals) == 1 or is_started
     if not is_alone or (isinstance(operation, keras.Layer) and len(call.given) > len(signals)):
         raise call.refusal(_INPUTS_ONLY)
@@ -322,7 +323,7 @@ def _check_axes(call, signal, rank):
     if len(signal.shape) != rank or signal.axis > rank:
         raise call.refusal(
             f"its time axis is axis {signal.axis}, which it takes for channels. Put time on axis "
-            "1, as keras.layers.Permute does."
+            "1, as keras.layers.Permute does, or say which axis of the inputs it is: `time_axis`."
         )
 
 

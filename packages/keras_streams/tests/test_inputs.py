@@ -68,6 +68,14 @@ def test_inputs_without_time():
     check_equal(keras.Model([x, static], y), [noise(2, 9, 3), noise(2, 4)])
 
 
+def test_a_mask_among_the_inputs():
+    x, mask = keras.Input((10, 3)), keras.Input((10,), dtype="bool")
+    model = keras.Model([x, mask], layers.GRU(3, return_sequences=True)(x, mask=mask))
+    with pytest.raises(ValueError, match="gru.*without `mask`"):
+        to_stream(model)
+    to_stream(model, ignore_masks=True)
+
+
 def test_inputs_without_time_are_repeated_for_each_step():
     x, token = keras.Input((10, 3)), keras.Input((1,), dtype="int32")
     code = layers.Flatten()(layers.Embedding(5, 2)(token))

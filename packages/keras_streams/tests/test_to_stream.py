@@ -389,11 +389,12 @@ REFUSED = {
         lambda x: layers.LSTM(2)(x, initial_state=layers.LSTM(2, return_state=True)(x)[1:]),
     "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
     "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
+    "stack.*changes the axis of the batch": lambda x: ops.stack([layers.GRU(2)(x)] * 4),
     r"p_re_lu.*Use shared_axes=.1.": layers.PReLU(),
     r"max.* .Max.*its output of shape \(\) depends on other steps": ops.max,
     "sum.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
         lambda x: layers.Flatten()(ops.sum(x, axis=1)),
-    "gru.*its time axis is axis 2, which it takes for channels.*Permute":
+    "gru.*its time axis is axis 2, which it takes for channels.*Permute.*`time_axis`":
         lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
     "concatenate.*joins sequences": lambda x: layers.Concatenate(axis=1)([x, layers.Dense(3)(x)]),
     "get_item.*depends on where the sequence ends": lambda x: layers.Dense(2)(x[:, :3]),
@@ -435,13 +436,26 @@ def test_models_without_time_or_weights_are_refused():
     a, b = keras.Input((8, 3)), keras.Input((9, 3))
     still = keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="net")
     for match, model in (
-        (r"net has no time axis.*Received: .* \(None, 4\)", still),
+        (r"net has no time axis.*TimeDistributed.*Received: .* \(None, 4\)", still),
         ("is not built", keras.Sequential([layers.Dense(2)])),
         ("must be a Keras model or layer. Received: 'model.keras'", "model.keras"),
         (r"same number of steps. Received: \[8, 9\]", keras.Model([a, b], [a * 2.0, b * 2.0])),
     ):
         with pytest.raises(ValueError, match=match):
             to_stream(model)
+
+
+class Untraced(keras.Model):
+    def call(self, x):
+        assert not isinstance(x, keras.KerasTensor)
+        return ops.cumsum(x, axis=1)
+
+
+def test_a_model_that_cannot_be_traced_is_named():
+    model = Untraced()
+    model(noise(1, 20, 3))
+    with pytest.raises(ValueError, match="untraced.*cannot be traced.*Use operations of keras.ops"):
+        to_stream(model)
 
 
 def test_an_unknown_length_that_padding_needs():
