@@ -297,7 +297,7 @@ def _image_step(draw, tail, tails):
     if kind == 0:
         return tail.then(layers.BatchNormalization())
     if kind == 1:
-        return tail.then(lambda x: x - ops.mean(x, axis=axis, keepdims=True))
+        return tail.then(lambda x: x - 0.5 * ops.mean(x, axis=axis, keepdims=True))
     if kind == 2:
         return tail.then(layers.Dense(2, activation=_activation(draw)))
     return tail.then(lambda x: layers.Add()([x, layers.Conv2D(x.shape[-1], 3, padding="same")(x)]))
