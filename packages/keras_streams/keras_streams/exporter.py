@@ -125,8 +125,8 @@ def write_step(
         raise
     except Exception as error:  # whatever a converter raises
         raise ValueError(
-            f"{stream.model.name} cannot be converted with format={format!r}: "
-            f"{error_summary(error)}"
+            f"{stream.model.name} cannot be converted with format={format!r}. Replace the "
+            f"operation that raised it, or export C: {error_summary(error)}"
         ) from error
     converted = _litert_step(content) if format == "litert" else _onnx_step(content, step)
     differences = _differences(converted, step, stream)

@@ -82,7 +82,10 @@ def calibrate(
             low, high = ranges.get(b, (0.0, 0.0))
             largest = max(-low, high, 0.0)
             if b in whole and largest > 32767:
-                raise ValueError(f"Integers above 32767 do not fit. Received: {largest:.0f}")
+                raise ValueError(
+                    "Integers above 32767 do not fit into 16 bits. Use smaller ids, or export "
+                    f"without `quantization`. Received: {largest:.0f}"
+                )
             b.bits = 0 if b in whole else fractional_bits(largest, _LIMITS[b.dtype])
     return FixedProgram(program, groups, floats, front, ranges)
 

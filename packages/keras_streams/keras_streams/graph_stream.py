@@ -31,6 +31,7 @@ from keras_streams.protocol import (
     check_streams,
     flatten_inputs,
     has_protocol,
+    keys_of,
     step_through,
 )
 from keras_streams.rules import leading_steps, make_parts, tables, unfolded
@@ -551,8 +552,7 @@ def _time_axes(graph, given):
     if given is not None:
         axes = keras.tree.flatten(given) if keras.tree.is_nested(given) else [given] * len(tensors)
         ranks = [len(x.shape) for x in tensors]
-        keys = [x.keys() if isinstance(x, dict) else None for x in (given, graph.inputs)]
-        is_alike = len(axes) == len(ranks) and (keys[0] is None or keys[0] == keys[1])
+        is_alike = len(axes) == len(ranks) and keys_of(given) in (None, keys_of(graph.inputs))
         if not is_alike or any(
             axis is not None and not (hasattr(axis, "__index__") and 0 < axis % rank < rank)
             for axis, rank in zip(axes, ranks, strict=False)

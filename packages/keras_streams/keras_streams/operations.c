@@ -33,7 +33,7 @@ static void convolution_N(
     memcpy(y, sum, sizeof sum);
 }
 
-/* y += the sum of the terms a * b. Compilers would unroll every call: minutes for attention. */
+/* y += the sum of the terms a * b. Compilers would unroll every call of attention in a window. */
 #if defined __GNUC__
 __attribute__((noinline))
 #endif

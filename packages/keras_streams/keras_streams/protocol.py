@@ -205,9 +205,8 @@ def flatten_inputs(x: Any, inputs: Any) -> list[Tensor]:
     """
     if not keras.tree.is_nested(inputs):
         return [x]
-    keys = [value.keys() if isinstance(value, dict) else None for value in (x, inputs)]
     xs = keras.tree.flatten(x)
-    if keys[0] != keys[1] or len(xs) != len(keras.tree.flatten(inputs)):
+    if keys_of(x) != keys_of(inputs) or len(xs) != len(keras.tree.flatten(inputs)):
         expected = keras.tree.map_structure(lambda tensor: tensor.name, inputs)
         received = keras.tree.map_structure(lambda tensor: tuple(ops.shape(tensor)), x)
         raise ValueError(
@@ -215,6 +214,11 @@ def flatten_inputs(x: Any, inputs: Any) -> list[Tensor]:
             f"Received: tensors of shapes {received}"
         )
     return xs
+
+
+def keys_of(structure: Any) -> Any:
+    """Returns the keys of a dict, `None` for another structure."""
+    return structure.keys() if isinstance(structure, dict) else None
 
 
 # Layers, precision and states
