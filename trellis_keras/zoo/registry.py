@@ -162,8 +162,10 @@ class Recipe:
                     "`context_length` must be 0 with stateful=True: the state is the context. "
                     f"Received: context_length={options['context_length']}"
                 )
-        elif "shift" in options:
-            check_integer("shift", options["shift"], 0)
+        elif "shift" in self._batch_options(self.data):
+            check_integer("shift", options.get("shift", 0), 0)
+            if (flip := options.get("flip", 0.0)) > 1:
+                raise ValueError(f"`flip` must be in [0, 1]. Received: flip={flip}")
         elif options:
             PianoRollStream([np.zeros((2, PIANO_KEYS))], batch_size, **options)
 
@@ -364,10 +366,8 @@ class Recipe:
             stream = PianoRollStream(part, batch_size, **order, **options if shuffle else {})
         else:
             x, y = part
-            if shuffle and "shift" in options:
-                order["augment"] = functools.partial(
-                    datasets.shift_images, self.data, most=options["shift"]
-                )
+            if shuffle and options:
+                order["augment"] = functools.partial(datasets.augment_images, self.data, **options)
             stream = SequenceStream(x, y, batch_size, **order)
         channels = stream[0][0].shape[-1]
         if channels != self.entry.channels:

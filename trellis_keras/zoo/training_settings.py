@@ -83,7 +83,8 @@ class Training:
             number of tokens per row, and `context_length`, how many of them are read but not
             scored. Music: `transpose`, the probability of transposing a piece by -6 to 5
             semitones, and `note_dropout`, the fraction of notes dropped from the input but still
-            predicted. Images: `shift`, the maximum shift in pixels.
+            predicted. Images: `shift`, the maximum shift in pixels, and for CIFAR-10 `flip`, the
+            probability of mirroring an image.
 
     Example:
 

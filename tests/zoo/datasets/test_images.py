@@ -5,7 +5,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from trellis_keras.zoo.datasets import images, load, pixel_permutation, shift_images
+from trellis_keras.zoo.datasets import augment_images, images, load, pixel_permutation
 from trellis_keras.zoo.datasets.registry import SPLITS
 from trellis_keras.zoo.datasets.sources import Source
 
@@ -53,7 +53,7 @@ def test_images_are_shifted(name):
     pictures[:, 0, 5] = 1.0  # at the upper edge: some leave the picture
     pictures[:, 20, 12] = 2.0
     sequences = pictures.reshape(200, -1, shape[2])[:, order]
-    moved = shift_images(name, sequences, np.random.default_rng(0), most=2)
+    moved = augment_images(name, sequences, np.random.default_rng(0), shift=2)
     pictures = np.empty_like(moved)
     pictures[:, order] = moved
     shifts = set()
@@ -64,6 +64,16 @@ def test_images_are_shifted(name):
         assert np.argwhere(picture == 1).tolist() == expected
         assert np.sum(picture != np.float32(black)) == 1 + len(expected)
     assert shifts == {(down, right) for down in range(-2, 3) for right in range(-2, 3)}
+
+
+def test_images_are_mirrored():
+    pictures = np.random.default_rng(1).normal(size=(400, 32, 32, 3)).astype("float32")
+    sequences = pictures.reshape(400, -1, 3)
+    moved = augment_images("seq_cifar10", sequences, np.random.default_rng(0), flip=0.25)
+    mirrored = [not np.array_equal(a, b) for a, b in zip(moved, sequences, strict=True)]
+    assert 0.15 < np.mean(mirrored) < 0.35
+    pictures[mirrored] = pictures[mirrored, :, ::-1]
+    np.testing.assert_array_equal(moved, pictures.reshape(400, -1, 3))
 
 
 def test_real_mnist(real_data):

@@ -1,6 +1,6 @@
 """The papers' data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
-from trellis_keras.zoo.datasets.images import pixel_permutation, shift_images
+from trellis_keras.zoo.datasets.images import augment_images, pixel_permutation
 from trellis_keras.zoo.datasets.registry import (
     Dataset,
     DatasetInfo,
@@ -19,6 +19,7 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "adding_examples",
+    "augment_images",
     "copy_memory_examples",
     "info",
     "last_word_examples",
@@ -26,5 +27,4 @@ __all__ = [
     "load",
     "pixel_permutation",
     "register",
-    "shift_images",
 ]

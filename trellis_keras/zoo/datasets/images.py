@@ -84,7 +84,7 @@ def permuted_mnist(data_dir: DataDir) -> Dataset:
 @register(
     citation="CIFAR-10 by Krizhevsky (2009), who asks for citation",
     license="no license is stated",
-    batch_options=("shift",),
+    batch_options=("shift", "flip"),
     source=CIFAR10,
 )
 def seq_cifar10(data_dir: DataDir) -> Dataset:
@@ -135,14 +135,18 @@ def _pixel_sequences(images, mean, deviation):
     return x
 
 
-def shift_images(name: str, x: np.ndarray, generator: np.random.Generator, most: int) -> np.ndarray:
-    """Shifts images randomly along each axis, padding with black.
+def augment_images(
+    name: str, x: np.ndarray, generator: np.random.Generator, shift: int = 0, flip: float = 0.0
+) -> np.ndarray:
+    """Shifts images randomly along each axis, padding with black, and mirrors some of them.
 
     Args:
         name: String, the data set: `"seq_mnist"`, `"permuted_mnist"` or `"seq_cifar10"`.
         x: Float array of shape (images, pixels, channels), as the data set has them.
         generator: `numpy.random.Generator`, draws two shifts for each image.
-        most: Positive integer, the largest shift.
+        shift: Nonnegative integer, the largest shift. Defaults to `0`.
+        flip: Float in [0, 1], the probability of mirroring an image, left to right. Defaults to
+            `0`.
 
     Returns:
         Array of the shape of `x`.
@@ -152,14 +156,18 @@ def shift_images(name: str, x: np.ndarray, generator: np.random.Generator, most:
     order = pixel_permutation() if name == "permuted_mnist" else np.arange(height * width)
     images = x[:, np.argsort(order)].reshape(len(x), *published.shape)
     black = -published.mean / published.deviation
-    edge = (most, most)
+    edge = (shift, shift)
     padded = np.pad(images, ((0, 0), edge, edge, (0, 0)), constant_values=black)
-    starts = generator.integers(0, 2 * most + 1, (len(x), 2))
-    moved = [
-        image[top : top + height, left : left + width]
-        for image, (top, left) in zip(padded, starts, strict=True)
-    ]
-    return np.stack(moved).reshape(x.shape)[:, order]
+    starts = generator.integers(0, 2 * shift + 1, (len(x), 2))
+    moved = np.stack(
+        [
+            image[top : top + height, left : left + width]
+            for image, (top, left) in zip(padded, starts, strict=True)
+        ]
+    )
+    mirrored = generator.random(len(x)) < flip
+    moved[mirrored] = moved[mirrored, :, ::-1]
+    return moved.reshape(x.shape)[:, order]
 
 
 def _pixel_dataset(name, paths, read):

@@ -88,7 +88,8 @@ def register(
         options: Class whose arguments are more options, which the function takes as a dict,
             `**options`. Defaults to `None`, no more.
         batch_options: Names of the options of the batches: `"transpose"` and `"note_dropout"` for
-            piano rolls, `"shift"` for MNIST and CIFAR-10. Defaults to `()`, none.
+            piano rolls, `"shift"` for MNIST, `"shift"` and `"flip"` for CIFAR-10. Defaults to `()`,
+            none.
 
     Raises:
         ValueError: If there is a data set of this name.
