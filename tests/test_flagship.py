@@ -35,6 +35,8 @@ def test_planned_epochs_fill_the_time():
     plan = flagship.planned(recipe, figures, 600)
     seconds = plan["growth_epochs"] * 2 + (plan["epochs"] - plan["growth_epochs"]) * 10
     assert 490 < seconds <= (1 - flagship.RESERVE) * 600 - 20
+    assert recipe.replace(**plan).training.options()["warmup_steps"] == 265
+    assert plan["decay_steps"] == 100 * plan["epochs"] - 265
 
 
 @pytest.mark.slow
@@ -52,7 +54,8 @@ def test_a_flagship_comes_home_as_a_finished_run(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert '"growth_epochs"' in script("measure", "trellisnet_ptb", *given)
+    script("measure", "trellisnet_ptb", "--plan", tmp_path / "plan.json", *given)
+    assert json.loads((tmp_path / "plan.json").read_text())["growth_epochs"] > 1
     script("train", "trellisnet_ptb", "--output", tmp_path / "out", "--rehearsal", *given)
     script("unpack", tmp_path / "out", "--output", tmp_path / "run")
     assert runs.is_finished(tmp_path / "run")

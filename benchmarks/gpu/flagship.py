@@ -1,13 +1,13 @@
 """Trains one flagship model in one visit of minutes to a GPU, and brings its weights home.
 
-    python -m benchmarks.gpu.flagship measure trellisnet_ptb
-    python -m benchmarks.gpu.flagship train trellisnet_ptb --output out --minutes 9
+    python -m benchmarks.gpu.flagship measure trellisnet_ptb --plan plan.json
+    python -m benchmarks.gpu.flagship train trellisnet_ptb --output out --settings "$(<plan.json)"
     python -m benchmarks.gpu.flagship unpack out --output runs/trellisnet_ptb
 
-`measure` times the steps and computes how many epochs fit. `train` trains with the model's fast
-recipe and evaluates the best epoch on the test split, once. Its output is small enough to be
-copied: the recipe, the history, the figures, and the best weights in half precision, in pieces
-below 16 MiB. `unpack` makes a finished run of them, for `tools.publish`.
+`measure` times the steps and writes the settings with which the epochs fit. `train` trains with the
+model's fast recipe and evaluates the best epoch on the test split, once. Its output is small enough
+to be copied: the recipe, the history, the figures, and the best weights in half precision, in
+pieces below 16 MiB. `unpack` makes a finished run of them, for `tools.publish`.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from benchmarks.results import write_figures
 from benchmarks.worker import timed
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
-from trellis_keras.training import Checkpoint, HistoryCSV, StopOnNaN, TimeLimit, set_seeds
+from trellis_keras.training import Checkpoint, HistoryCSV, TimeLimit, set_seeds
 from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.datasets.registry import SPLITS
 
-WARM_UP, COUNTED = 4, 12  # steps of a measurement
+STEPS, REPEATS = 16, 3  # of a measurement
 PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
 # A rehearsal takes a tiny product, and the start of each split.
 TINY_PRODUCT = (64, 64, 64)
@@ -49,11 +49,18 @@ Settings = Annotated[str, typer.Option(help="Changes to the recipe, as JSON.")]
 
 
 @app.command()
-def measure(model: Model, minutes: float = 9.0, settings: Settings = "{}"):
-    """Print the seconds per step, and how many epochs fit."""
+def measure(
+    model: Model,
+    plan: Annotated[str, typer.Option(help="Output: the settings for `train`, as JSON.")],
+    minutes: Annotated[float, typer.Option(help="Time limit of `train`.")] = 9.0,
+    settings: Settings = "{}",
+):
+    """Print the seconds per step, and write the settings with which the epochs fit."""
     recipe, loaded = prepare(model, settings)
     figures = measured(recipe, loaded)
-    print(json.dumps(figures | planned(recipe, figures, 60 * minutes), indent=1), flush=True)
+    chosen = json.loads(settings) | planned(recipe, figures, 60 * minutes)
+    write_figures(pathlib.Path(plan), chosen)
+    print(json.dumps(figures | chosen, indent=1), flush=True)
 
 
 @app.command()
@@ -88,8 +95,8 @@ def train(
         stream,
         validation_data=recipe.batches(loaded.valid),
         epochs=recipe.training.epochs,
+        # None of them reads the loss of a step, for which the GPU would wait.
         callbacks=[
-            StopOnNaN(),
             EpochOrder(stream),
             *recipe.training.callbacks(),
             # As `Checkpoint` does.
@@ -164,7 +171,7 @@ def beginning(loaded):
 
 
 def measured(recipe, loaded):
-    """Returns the steps of an epoch, and the seconds of the first and of a later step.
+    """Returns the steps of an epoch, and the seconds of the first ones and of a later one.
 
     With `growth` in the recipe, for both depths.
     """
@@ -175,13 +182,13 @@ def measured(recipe, loaded):
     for name, depth in depths.items():
         changed = recipe.replace(growth=None, epochs=1, **depth)
         net = changed.build(vocabulary=loaded.vocabulary)
-        batches = Few(changed.batches(loaded.train))
-        clock = StepTimes()
-        net.fit(batches, callbacks=[clock], shuffle=False, verbose=0)
-        first, *others = np.diff(clock.ends)
+        batches = Few(changed.batches(loaded.train, shuffle=True))
+        clock = EpochTimes()
+        net.fit(batches, epochs=1 + REPEATS, callbacks=[clock], shuffle=False, verbose=0)
+        first, *others = clock.seconds
         figures[name] = {
-            "first_s": float(first),
-            "step_s": statistics.median(others[WARM_UP - 1 :]),
+            "first_s": first,
+            "step_s": statistics.median(others) / STEPS,
             "operations": operations(net, batches[0]),
         }
         print(json.dumps(figures), flush=True)
@@ -190,15 +197,17 @@ def measured(recipe, loaded):
 
 
 def planned(recipe, figures, seconds):
-    """Returns the epochs that fit into the seconds, as options of the recipe."""
+    """Returns the options of the recipe with which the epochs fit into the seconds."""
     kinds = [name for name in ("deep", "shallow") if name in figures]
     seconds = (1 - RESERVE) * seconds - sum(figures[name]["first_s"] for name in kinds)
     epoch_s = {name: figures[name]["step_s"] * figures["steps"] for name in kinds}
-    if recipe.training.growth is None:
-        return {"epochs": int(seconds / epoch_s["deep"])}
-    shallow = int(SHALLOW * seconds / epoch_s["shallow"])
-    deep = int((seconds - shallow * epoch_s["shallow"]) / epoch_s["deep"])
-    return {"epochs": shallow + deep, "growth_epochs": shallow}
+    options = {}
+    if recipe.training.growth is not None:
+        options["growth_epochs"] = int(SHALLOW * seconds / epoch_s["shallow"])
+        seconds -= options["growth_epochs"] * epoch_s["shallow"]
+    epochs = options.get("growth_epochs", 0) + int(seconds / epoch_s["deep"])
+    warm_up = recipe.training.options()["warmup_steps"]
+    return options | {"epochs": epochs, "decay_steps": epochs * figures["steps"] - warm_up}
 
 
 def product_rate(dtype, sizes):
@@ -256,21 +265,24 @@ class Few(keras.utils.PyDataset):
         self.stream = stream
 
     def __len__(self):
-        return WARM_UP + COUNTED
+        return STEPS
 
     def __getitem__(self, index):
         return self.stream[index % len(self.stream)]
 
 
-class StepTimes(keras.callbacks.Callback):
-    """The times at which the steps of an epoch end, the first its start."""
+class EpochTimes(keras.callbacks.Callback):
+    """The seconds of each epoch. At its end all its steps are computed, not just dispatched."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.ends = [time.perf_counter()]
+        self._start = time.perf_counter()
 
-    def on_train_batch_end(self, batch, logs=None):
-        float(logs["loss"])  # the step is computed, not just dispatched
-        self.ends.append(time.perf_counter())
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds.append(time.perf_counter() - self._start)
 
 
 class Best(keras.callbacks.Callback):
@@ -278,6 +290,9 @@ class Best(keras.callbacks.Callback):
 
     Args:
         folder: The output.
+
+    Raises:
+        FloatingPointError: After an epoch with a loss of NaN.
     """
 
     def __init__(self, folder):
@@ -288,6 +303,8 @@ class Best(keras.callbacks.Callback):
         self._saved = time.monotonic()
 
     def on_epoch_end(self, epoch, logs=None):
+        if not math.isfinite(logs["loss"] + logs["val_loss"]):
+            raise FloatingPointError(f"The loss after epoch {epoch + 1} is {logs}.")
         now = time.monotonic()
         if logs["val_loss"] < self.best:
             self.best, self.epoch = logs["val_loss"], epoch + 1
