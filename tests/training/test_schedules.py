@@ -366,6 +366,18 @@ def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels(gro
     np.testing.assert_allclose(net.predict(x, verbose=0), net(x), rtol=1e-5, atol=1e-6)
 
 
+def test_growing_depth_may_start_below_the_auxiliary_levels():
+    backbone = TrellisLayer(6, 3, output_units=4, aux_every=2, return_aux=True, seed=0)
+    net = LanguageModel(5, 4, backbone, aux_weight=0.5, seed=0)
+    net.compile(keras.optimizers.SGD(0.0))
+    tokens = np.arange(24).reshape(2, 12) % 5
+    callbacks = [GrowingDepth(depth=1, epochs=1)]
+    history = net.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, callbacks=callbacks, verbose=0)
+    shallow, deep = history.history["loss"]
+    # With equal predictions, half of a second loss is added.
+    np.testing.assert_allclose([shallow, deep], [np.log(5), 1.5 * np.log(5)], rtol=0.05)
+
+
 def test_interrupted_fit_with_growing_depth_leaves_all_levels(growing):
     def interrupt(epoch, logs):
         raise KeyboardInterrupt

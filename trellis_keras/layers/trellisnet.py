@@ -663,7 +663,7 @@ class TrellisLayer(StatefulLayer):
             return ops.cast(h[..., -self.output_units :], self.compute_dtype)
 
         result = [finish(outputs[self.depth])]
-        if self.return_aux:
+        if self.return_aux and self.aux_levels:  # none below a reduced depth
             result.append(ops.stack([finish(outputs[i]) for i in self.aux_levels], axis=1))
         if self.return_state:
             result.extend(states)
@@ -909,7 +909,7 @@ class TrellisLayer(StatefulLayer):
     def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Shapes:
         batch, steps = input_shape[0], time_axis(self, input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
-        if self.return_aux:
+        if self.return_aux and self.aux_levels:
             shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
         if self.return_state:
             shapes.extend((batch, size) for size in self.state_sizes)

@@ -281,7 +281,7 @@ class LanguageModel(TextGenerator, BackboneModel):
         output = self.output_dropout(hidden, training=training)
         nll = self.head.loss(output, targets, training=training)
         weight = losses.token_weights(sample_weight, nll)
-        if training and self.aux_weight:
+        if training and self.aux_weight and "aux" in outputs:
             aux = self.aux_dropout(outputs["aux"], training=True)
             targets = ops.repeat(targets[:, None], aux.shape[1], axis=1)
             aux_nll = ops.sum(self.head.loss(aux, targets, training=True), axis=1)
