@@ -249,7 +249,12 @@ def _on_other_test_sets(recipe, model):
 
 
 def _wall_time(run):
-    """Returns the seconds of training in TensorBoard's logs, without pauses, or `None`."""
+    """Returns the seconds of training without pauses, or `None`.
+
+    They are in TensorBoard's logs, or in the figures of `benchmarks.gpu.flagship`.
+    """
+    if (figures := run / "figures.json").is_file():
+        return round(json.loads(figures.read_text(encoding="utf-8"))["training_s"], 1)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     seconds = []

@@ -38,6 +38,7 @@ PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
 TINY_PRODUCT = (64, 64, 64)
 REHEARSED_TOKENS, REHEARSED_ROWS = 20_000, 256
 PIECE = 15 * 2**20  # bytes
+FIGURES = "figures.json"  # `tools.publish` reads the seconds of training
 SAVE_S = 60.0  # seconds between two copies of the best weights
 # Fraction of the time for validation, copies of the weights, building and loading.
 RESERVE = 0.12
@@ -120,10 +121,10 @@ def train(
         "test": {name: float(value) for name, value in test.items()},
         "operations_per_step": operations(net, stream[0]),
     }
-    write_figures(folder / "figures.json", figures)
+    write_figures(folder / FIGURES, figures)
     sizes = TINY_PRODUCT if rehearsal else PRODUCT
     figures |= {"product": sizes, "product_rate": product_rate(net.compute_dtype, sizes)}
-    write_figures(folder / "figures.json", figures)
+    write_figures(folder / FIGURES, figures)
     print(json.dumps(figures, indent=1), flush=True)
 
 
@@ -139,7 +140,7 @@ def unpack(
     net = recipe.build(vocabulary=vocabulary)
     load(net, source)
     run.mkdir(parents=True, exist_ok=True)
-    for name in ("recipe.json", "environment.json", "history.csv"):
+    for name in ("recipe.json", "environment.json", "history.csv", FIGURES):
         (run / name).write_bytes((source / name).read_bytes())
     epochs = len((run / "history.csv").read_text(encoding="utf-8").splitlines()) - 1
     net.save(run / runs.BEST)

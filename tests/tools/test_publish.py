@@ -92,6 +92,13 @@ def test_what_a_run_claims_of_itself_is_not_trusted(run, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+def test_seconds_of_a_training_without_tensorboard(run, tmp_path):
+    shutil.rmtree(run / "tensorboard")
+    assert publish([run], tmp_path / "unknown")["wall_time_s"] is None
+    (run / "figures.json").write_text('{"training_s": 12.345}')
+    assert publish([run], tmp_path / "known")["wall_time_s"] == 12.3
+
+
 @pytest.mark.parametrize(
     ("name", "options", "folder"),
     [
