@@ -23,7 +23,7 @@ def card(one):
     summary, _, _ = one.recipe.entry.function.__doc__.partition("\n\n")
     parts = [
         f"# {_plain(one.run.title)}",
-        " ".join(summary.split()),
+        re.sub(r", [\d.]+[KM] parameters", "", " ".join(summary.split())),  # the table has them
         _figures(one),
         _paragraph(_plain(" ".join(_sentences(one)))),
         _paragraph(_without_html(one.results["note"])),

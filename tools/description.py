@@ -91,11 +91,15 @@ class Description:
         return f"{self.run.mean - self.value.value:+.3g}"
 
     @property
+    def losses(self):
+        """Our and the published value, or the error rates if the metric is an accuracy."""
+        found, wanted = self.run.mean, self.value.value
+        return (1 - found, 1 - wanted) if self.recipe.metric == "accuracy" else (found, wanted)
+
+    @property
     def verdict(self):
         """How the result compares with the published one, one of `VERDICTS`."""
-        found, wanted = self.run.mean, self.value.value
-        if self.recipe.metric == "accuracy":
-            found, wanted = 1 - found, 1 - wanted
+        found, wanted = self.losses
         floor = _floor(self.recipe)
         if floor is not None and min(found, wanted) > _FLOOR * floor:
             return "at the floor"
@@ -167,12 +171,14 @@ def described():
 
 
 def best(found):
-    """Returns {key of a published value: its description with the best verdict}."""
+    """Returns {key of a published value: its description with the best verdict and result}."""
     ranks, chosen = list(VERDICTS), {}
     for one in found:
         if one.value is not None:
             other = chosen.get(key(one.value), one)
-            chosen[key(one.value)] = min(other, one, key=lambda each: ranks.index(each.verdict))
+            chosen[key(one.value)] = min(
+                other, one, key=lambda each: (ranks.index(each.verdict), each.losses)
+            )
     return chosen
 
 

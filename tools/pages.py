@@ -161,7 +161,8 @@ def _epochs(one):
     """Returns a run's epochs, with the recipe's if there are more, and its other own settings."""
     training = zoo.recipe(one.recipe.name, setting=one.recipe.setting).training
     is_shorter = one.results["epochs"] < training.epochs and training.stopping is None
-    own = one.recipe.changes().keys() & {*training.options(), "dropout", "schedule"} - {"epochs"}
+    known = {*training.options(), *one.recipe.training.stream, "schedule"} - {"epochs"}
+    own = [k for k in one.recipe.changes() if k in known or k.endswith("dropout")]
     of = f" of {training.epochs}" if is_shorter else ""
     return f"{one.results['epochs']}{of} epochs" + "".join(f", own {name}" for name in sorted(own))
 

@@ -131,3 +131,6 @@ def test_a_verdict_on_a_generated_task_is_of_other_test_sets():
 def test_of_several_runs_the_best_verdict_counts():
     level, better = described_as("tcn_jsb", [8.1]), described_as("tcn_jsb", [7.8], setting="fast")
     assert [one.verdict for one in best([level, better]).values()] == ["better"]
+    behind, less = (described_as("trellisnet_seq_cifar10", [value]) for value in (0.54, 0.71))
+    assert behind.verdict == less.verdict == "behind"
+    assert list(best([behind, less]).values()) == [less]
