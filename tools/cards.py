@@ -155,7 +155,10 @@ def _use(one):
     given = ", ".join(words)
     has_weights = "weights_sha256" in one.results
     weights, comment = ('weights="pretrained"', "") if has_weights else ("", "  # untrained")
-    given = given if len(given) < 80 else f"\n    {given}\n"
+    if len(given) > 96:
+        given = "".join(f"\n    {word}," for word in words) + "\n"
+    elif len(given) >= 80:
+        given = f"\n    {given}\n"
     lines = [f"recipe = zoo.recipe({given})", f"model = recipe.build({weights}){comment}"]
     if has_weights and one.recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
