@@ -91,9 +91,10 @@ def _of_seeds(one):
     losses = sorted(seed["validation_loss"] for seed in one.run.seeds)
     rank = 1 + losses.index(one.results["validation_loss"])
     others = ", ".join(f"seed {s['seed']} {s['test']:.6g}" for s in one.results["other_seeds"])
+    stored = "Its weights are stored; it" if "weights_sha256" in one.results else "It"
     return (
-        f"Test result of this seed {one.results['test']:.6g}, of the others: {others}. This seed's "
-        f"weights are stored; it is number {rank} of {len(losses)} by validation loss."
+        f"Test result of this seed {one.results['test']:.6g}, of the others: {others}. {stored} is "
+        f"number {rank} of {len(losses)} by validation loss."
     )
 
 
