@@ -131,7 +131,8 @@ def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
     assert [seed["test"] for seed in found["other_seeds"]] == [evaluate(worst), evaluate(best)]
     assert found["test_runs"] == 3
     card = " ".join((tmp_path / "out" / "card.md").read_text().split())
-    assert "it is number 2 of 3 by validation loss" in card and "(3 seeds)" in card
+    assert "It is number 2 of 3 by validation loss" in card and "(3 seeds)" in card
+    assert "are stored;" not in card  # other data than the zoo's
 
 
 def test_further_seeds_join_a_zoo_run(seeds, tmp_path, monkeypatch, shipped):
