@@ -191,6 +191,7 @@ def measured(recipe, loaded):
             "first_s": first,
             "step_s": statistics.median(others) / STEPS,
             "operations": operations(net, batches[0]),
+            "operations_without_cone": operations(net, batches[0], cone=False),
         }
         print(json.dumps(figures), flush=True)
         keras.utils.clear_session()

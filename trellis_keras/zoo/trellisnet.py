@@ -306,7 +306,10 @@ def trellisnet_wt103() -> None:
 
 
 def _fast_char_ptb():
-    """AdamW, one cycle of the learning rate, 25 levels in the first epochs, less dropout."""
+    """AdamW, one cycle of the learning rate, 25 levels in the first epochs, less dropout.
+
+    Meant for minutes of a GPU (benchmarks/gpu); it has been rehearsed, but not trained.
+    """
     return adamw_cycle(  # 1,265 steps an epoch
         2e-3,
         weight_decay=0.01,

@@ -143,7 +143,7 @@ def augment_images(
     Args:
         name: String, the data set: `"seq_mnist"`, `"permuted_mnist"` or `"seq_cifar10"`.
         x: Float array of shape (images, pixels, channels), as the data set has them.
-        generator: `numpy.random.Generator`, draws two shifts for each image.
+        generator: `numpy.random.Generator`, draws shifts and mirroring of each image.
         shift: Nonnegative integer, the largest shift. Defaults to `0`.
         flip: Float in [0, 1], the probability of mirroring an image, left to right. Defaults to
             `0`.
