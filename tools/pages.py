@@ -96,8 +96,8 @@ def _behind(one):
     return f"`{_name(one.value)}`{size}"
 
 
-def _name(value, *more):
-    words = [*(f"{name}={given}" for name, given in value.options.items()), *more]
+def _name(value):
+    words = [f"{name}={given}" for name, given in value.options.items()]
     return f"{value.model} ({', '.join(words)})" if words else value.model
 
 
@@ -211,9 +211,7 @@ def _row(value, one):
     theirs = [value.metric, f"{value.value:.4g}", value.parameters]
     if one is None:
         return [_name(value), *theirs, "-", "-", "-", "-", _expected(value), "-"]
-    files = one.recipe.data_options.get("files", "all")
-    more = [f"files={files}"] * (files != "all") + [one.recipe.setting or ""]
-    name = f"[{_name(value, *filter(None, more))}](../zoo/{one.link})"
+    name = f"[{one.run.title}](../zoo/{one.link})"
     size = f"{one.results['parameters']:,}"
     ours = [one.ours, size, one.difference, one.verdict, _epochs(one), one.test_runs]
     return [name, *theirs, *ours]

@@ -32,7 +32,7 @@ from trellis_keras.zoo import environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.evaluation import evaluate, evaluate_cache, evaluate_dynamic
 from trellis_keras.zoo.registry import recipe_from_dict
-from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
+from trellis_keras.zoo.results import RESULTS, WEIGHTS, assets_folder, read_run
 
 GENERATED = ("adding", "copy_memory")  # data sets whose test split is only a sample
 TEST_SETS = range(1, 11)  # their seeds of other test splits
@@ -290,8 +290,7 @@ def _write(folder, source, results, data_dir):
     for name, content in ((RESULTS, text.encode()), ("history.csv", history)):
         with atomic_write(folder / name) as temporary:
             temporary.write_bytes(content)
-    recipe = recipe_from_dict(results["recipe"])
-    one = Description.of(Run(folder, variant_of(recipe), results))
+    one = Description.of(read_run(folder / RESULTS))
     with atomic_write(folder / "curve.png") as temporary:
         _draw(runs.history(folder), one.run, temporary)
     with atomic_write(folder / cards.CARD) as temporary:
