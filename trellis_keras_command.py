@@ -417,7 +417,7 @@ def export(
         float,
         _described(
             "X",
-            "With --quantization: largest difference from Keras, in units of the largest output.",
+            "With --quantization: largest difference from Keras, relative to the output.",
         ),
     ] = 0.05,
     data_dir: DataDir = None,

@@ -25,11 +25,13 @@ from keras_streams.xla import compile_xla
 
 _STEPS = 200  # of random inputs, or more for models with few outputs
 _REAL = {"float32": "float", "float64": "double"}
-# Largest difference from Keras, relative to the largest output. (Some Keras operations round
-# float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
+# Largest difference from Keras, relative to the largest value of an output. (Some Keras operations
+# round float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
 _TOLERANCE = {"float": 1e-5, "double": 1e-6}
-# Largest difference of integers from Keras, relative to the largest output.
+# Largest difference of integers from Keras, relative to the largest value of an output.
 FIXED_TOLERANCE = 0.05
+_THE_LARGEST = "the largest value of the same output"
+_ONE_FORMAT = ", or scale the outputs, which share one format, to similar sizes"
 _QUANTIZATIONS = {"c": (None, "int8", "int8_rings"), "litert": (None, "int8")}
 
 
@@ -128,7 +130,7 @@ def fixed_source(
     small_rings = quantization == "int8_rings"
     fixed = quantize(program, passes.optimize(program, contiguous=True), data, small_rings)
     _, source = print_fixed(fixed, prefix, stream)
-    native, differences, largest = FixedStream(source), [], 0.0
+    native, differences, rows = FixedStream(source), [], []
     for row, expected in zip(data, keras_outputs(stream, data), strict=True):
         check_finite(stream, expected, "`representative_data`")
         native.reset()
@@ -139,21 +141,22 @@ def fixed_source(
                 "Export the model without `quantization`, and please report it."
             )
         differences.append(np.abs(found - expected))
-        largest = max(largest, np.nanmax(np.abs(expected)))
-    average, most = (f(differences) / (largest or 1.0) for f in (np.nanmean, np.nanmax))
+        rows.append(expected)
+    differences = np.concatenate(differences) / largest_values(np.concatenate(rows), source)
+    average, most = np.nanmean(differences), np.nanmax(differences)
     if not most <= tolerance:
         raise ValueError(
             f"The integer C code of {stream.model.name} differs from Keras by up to {most:.1e} of "
-            f"the largest output on `representative_data`, {average:.1e} on average; the tolerance "
-            f"is {tolerance}. Export the model without `quantization`, or accept the difference "
-            "with `quantization_tolerance`. Its layers:\n"
-            + "\n".join(layer_table(fixed, stream, data[0]))
+            f"{_THE_LARGEST} on `representative_data`, {average:.1e} on average; the tolerance is "
+            f"{tolerance}. Export the model without `quantization`, or accept the difference with "
+            f"`quantization_tolerance`{'' if len(source.output_sizes) == 1 else _ONE_FORMAT}. Its "
+            "layers:\n" + "\n".join(layer_table(fixed, stream, data[0]))
         )
     notes = [
         *describe(stream, source),
         "",
         f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
-        "Differences from Keras on representative data, relative to the largest output:",
+        f"Differences from Keras on representative data, in units of {_THE_LARGEST}:",
         f"{average:.1e} on average, {most:.1e} at most.",
     ]
     if with_layers:
@@ -273,7 +276,7 @@ def proven_source(
         difference = check_equal(stream.model.name, source, found, expected)
         proof = (
             f"Largest difference from Keras over {len(x)} random steps: below "
-            f"{_round_up(difference)} of the largest output."
+            f"{_round_up(difference)} of {_THE_LARGEST}."
         )
     notes = [*describe(stream, source), "", proof]
     return dataclasses.replace(source, comment=comment_of(notes)), x, expected
@@ -325,19 +328,24 @@ def _real_type(stream):
     return dtypes.pop()
 
 
+def largest_values(y: np.ndarray, source: Source) -> np.ndarray:
+    """Returns for each number of y (steps, outputs) the largest of its output, or 1 for zeros."""
+    parts = np.split(np.abs(y), np.cumsum(source.output_sizes)[:-1], axis=-1)
+    largest = [np.nanmax(part, initial=0.0) or 1.0 for part in parts]
+    return np.repeat(largest, source.output_sizes).astype(y.dtype)
+
+
 def check_equal(name: str, source: Source, found: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference relative to the largest output, or raises RuntimeError."""
+    """Returns the largest difference relative to the output's size, or raises RuntimeError."""
     same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
     difference = math.inf
     if same_steps:
-        largest = np.nanmax(np.abs(expected)) or 1.0
-        difference = float(np.nanmax(np.abs(found - expected)) / largest)
+        difference = float(np.nanmax(np.abs(found - expected) / largest_values(expected, source)))
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
-            f"The C code of {name} differs from Keras by {difference:.1e} of the "
-            f"largest output over {len(found)} random steps; the tolerance is "
-            f"{_TOLERANCE[source.real]}. A model that amplifies rounding errors may need "
-            'dtype="float64".'
+            f"The C code of {name} differs from Keras by {difference:.1e} of {_THE_LARGEST} over "
+            f"{len(found)} random steps; the tolerance is {_TOLERANCE[source.real]}. A "
+            'model that amplifies rounding errors may need dtype="float64".'
         )
     return difference
 
@@ -416,6 +424,7 @@ static {real} weights[{source.weight_bytes} / sizeof({real})];
         "UPPER": prefix.upper(),
         "REAL": real,
         "F": f,
+        "LARGEST": table_text("largest", real, largest_values(expected, source)),
         "X": table_text("x", "int" if is_token else real, x),
         "EXPECTED": table_text("expected", real, expected),
         "RESET": reset,

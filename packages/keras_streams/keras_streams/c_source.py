@@ -83,12 +83,17 @@ class Source:
     names: list[str]  # of the outputs; may be empty
     takes_token: bool  # whether the input is a token id
     inputs: int  # channels, or the size of the vocabulary
-    outputs: int
+    output_sizes: list[int]
     state_bytes: int
     weight_bytes: int
     stack_bytes: int  # of all arrays on the stack during a step
     is_unconditional: bool = True  # whether all steps do the same work
     weights: bytes | None = None  # content of `prefix.bin`, if they are not in the code
+
+    @property
+    def outputs(self) -> int:
+        """The number of all outputs together."""
+        return sum(self.output_sizes)
 
 
 class Printer:
@@ -523,7 +528,7 @@ class Printer:
             list(about.names),
             about.takes_token,
             about.inputs,
-            self.program.output.size,
+            self.program.output_sizes,
             state_bytes,
             weight_bytes,
             stack_bytes,

@@ -100,6 +100,7 @@ class Program:
         self.stores: list[Op] = []  # write the states at the end of a step
         self.inputs: list[Buffer] = []
         self.output = np.zeros(0, "int32")  # addresses
+        self.output_sizes: list[int] = []  # of the parts of `output`
         self.buffers: list[Buffer] = []  # by address
         self._bases: list[int] = []
         self._array: np.ndarray | None = None

@@ -64,8 +64,8 @@ def export(
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
             for tokens, used to choose the ranges of integers in C. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference of integers in C from Keras
-            on `representative_data`, and of LiteRT's on random steps, in units of the largest
-            output. Defaults to `0.05`.
+            on `representative_data`, and of LiteRT's on random steps, in units of the output's
+            largest value. Defaults to `0.05`.
         weights: `"code"`, or for C `"file"`, to write the weights to `model.bin`, whose content the
             program passes to `model_reset`: for millions of weights. Defaults to `"code"`.
         overwrite: Boolean, whether to replace existing files. Defaults to `False`.

@@ -265,7 +265,10 @@ class Graph:
             if given is not None:
                 inputs = [known[id(x)] for x in given]
             else:
-                arguments = node.arguments.args, dict(node.arguments.kwargs)
+                args, named = node.arguments.args, dict(node.arguments.kwargs)
+                if isinstance(operation, CONCATENATIONS) and not args:
+                    args = [named.pop("inputs")]
+                arguments = args, named
                 sources = {id(x): known[id(x)] for x in node.input_tensors}
                 call = Call(operation, arguments, sources, node.outputs, path)
                 inner, values = self._operations_of(call)

@@ -106,6 +106,7 @@ def lower(traced: Trace, real: str = "float32") -> Program:
         at = lowering.cells(lowering.value(tensor))
         flat.append(lowering.cast(at, str(tensor.dtype), real).reshape(-1))
     program.output = np.concatenate(flat)
+    program.output_sizes = [len(at) for at in flat]
     for state, tensor in zip(states, traced.following, strict=True):
         after = lowering.cells(lowering.value(tensor)).reshape(-1)
         program.stores.append(Op("store", "", state, [after]))
@@ -173,8 +174,13 @@ class _Lowering:
         if name == "Cast":
             return Cells(self.cast(args[0].at, node.arguments.args[0].dtype, dtype))
         if name in REDUCTIONS:
-            return self.reduced(operation, REDUCTIONS[name], args[0].at, dtype)
+            if getattr(operation, "initial", None) is not None:
+                raise NotImplementedError("Use initial=None, and ops.maximum or ops.minimum.")
+            at = self.cast(args[0].at, node.arguments.args[0].dtype, dtype)
+            return self.reduced(operation, REDUCTIONS[name], at, dtype)
         if name in _PRODUCTS:
+            if "float" not in dtype:
+                raise NotImplementedError("It takes floats only: cast its operands.")
             subscripts = _PRODUCTS[name](operation, *(len(_shape(v)) for v in args[:2]))
             return Cells(self.contracted(subscripts, args[0], args[1], dtype))
         name = _ALIASES.get(name, name)
@@ -655,6 +661,17 @@ def _one_hot(o, x):
     return ops.cast(ops.moveaxis(y, -1, o.axis), o.dtype)
 
 
+def _floor_divide(o, a, b):
+    if keras.backend.backend() == "jax":  # by the remainder: 1 // 0.1 is 9
+        return ops.round((a - ops.mod(a, b)) / b)
+    return ops.floor(a / b)
+
+
+def _logaddexp(o, a, b):
+    distance = ops.where(ops.equal(a, b), 0.0, ops.absolute(a - b))  # also of infinities
+    return ops.maximum(a, b) + ops.log1p(ops.exp(-distance))
+
+
 def _argmax(o, x, compare=ops.greater):
     """Finds the first largest element."""
     axis = o.axis
@@ -666,6 +683,10 @@ def _argmax(o, x, compare=ops.greater):
             best, at = part, ops.zeros_like(part, dtype="int32")
         else:
             better = compare(part, best)
+            if keras.backend.backend() == "jax" and keras.backend.is_float_dtype(x.dtype):
+                # NaN is the extremum.
+                is_first = ops.logical_and(ops.isnan(part), ops.logical_not(ops.isnan(best)))
+                better = ops.logical_or(better, is_first)
             best, at = ops.where(better, part, best), ops.where(better, i, at)
     return at if o.keepdims else ops.squeeze(at, axis)
 
@@ -684,7 +705,7 @@ COMPOSITES: dict[str, Callable] = {
     "Digitize": _digitize,
     "DotProductAttention": _dot_product_attention,
     "Elu": _elu,
-    "FloorDivide": lambda o, a, b: ops.floor(a / b),
+    "FloorDivide": _floor_divide,
     "Gelu": _gelu,
     "Glu": _glu,
     "HardSigmoid": _hard_sigmoid,
@@ -697,7 +718,7 @@ COMPOSITES: dict[str, Callable] = {
     "Log2": lambda o, x: ops.log(x) * (1 / math.log(2)),
     "LogSigmoid": lambda o, x: -_softplus(o, -x),
     "LogSoftmax": _log_softmax,
-    "Logaddexp": lambda o, a, b: ops.maximum(a, b) + ops.log1p(ops.exp(-ops.absolute(a - b))),
+    "Logaddexp": _logaddexp,
     "Logsumexp": _logsumexp,
     "MaxPool": lambda o, x: _pooled(o, x, ops.max),
     "Mean": lambda o, x: _average(x, o.axis, o.keepdims),

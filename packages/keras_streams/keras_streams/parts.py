@@ -584,7 +584,8 @@ class RunningMax(Ending):
 class Cumulative(Part):
     """The sum of all samples so far, as `ops.cumsum` computes it.
 
-    As in the model, float32 loses samples that are small beside the sum; a count ends at 2^24.
+    As in the model, float32 loses samples that are small beside the sum; a count ends at 2^24. Half
+    precision is summed in float32.
     """
 
     keeps = True
@@ -593,11 +594,12 @@ class Cumulative(Part):
         super().__init__(signal, [output_of(call, signal, back=None)])
 
     def initial_state(self, batch_size: int) -> Any:
-        return ops.zeros((batch_size, 1, *self.signal.shape), self.outputs[0].dtype)
+        dtype = at_least_float32(self.outputs[0].dtype)
+        return ops.zeros((batch_size, 1, *self.signal.shape), dtype)
 
     def run(self, xs, state, begin=0, end=None):
         sums = state + ops.cumsum(ops.cast(xs[0], state.dtype), axis=1)
-        return [sums], sums[:, -1:]
+        return [ops.cast(sums, self.outputs[0].dtype)], sums[:, -1:]
 
 
 class Sliding(Ending):
@@ -623,11 +625,12 @@ class Sliding(Ending):
         self._rows = [2**k for k in range(largest)] + [self._count - 2**largest]
 
     def initial_state(self, batch_size: int) -> Any:
-        shape, dtype = self.outputs[0].shape, self.signal.dtype
+        shape, dtype = self.outputs[0].shape, at_least_float32(self.signal.dtype)
         return [ops.zeros((batch_size, n, *shape), dtype) for n in self._rows if n]
 
     def run(self, xs, state, begin=0, end=None):
-        x, states, after, total, lag = self.values(xs[0]), iter(state or []), [], None, 0
+        x = self.values(ops.cast(xs[0], at_least_float32(self.signal.dtype)))
+        states, after, total, lag = iter(state or []), [], None, 0
         samples = ops.shape(x)[1]
         for k, rows in enumerate(self._rows):
             seen = ops.concatenate([next(states), x], axis=1) if rows else x
@@ -641,7 +644,8 @@ class Sliding(Ending):
                 x = self._function(seen[:, :samples], x)
         # Those of the windows that end with each sample, without the windows that begin too early.
         y = total[:, samples - self.outputs[0].count(begin, end) :]
-        return [y if self._scale == 1.0 else y * self._scale], after
+        y = y if self._scale == 1.0 else y * self._scale
+        return [ops.cast(y, self.outputs[0].dtype)], after
 
 
 class Recurrent(Ending):

@@ -145,7 +145,8 @@ def random_examples(stream: Any, length: int, rng: np.random.Generator) -> Itera
             shape[0] = shape[0] or 2
             is_tokens = stream.graph.takes_tokens(n)
             x = rng.integers(first, tokens, shape) if is_tokens else rng.normal(size=shape)
-            xs.append(change(x))
+            is_condition = tensor.dtype == "bool" and not stream.options.ignore_masks
+            xs.append(x > 0 if is_condition else change(x))
         yield keras.tree.pack_sequence_as(stream.inputs, xs)
 
 
@@ -358,15 +359,16 @@ def _each_step_alone(stream, part, inputs, signals, together):
     def changed(change):
         count = min(steps, _FEW_STEPS) if change else steps
         for x, noise, signal in zip(inputs, noises, signals, strict=True):
-            if change and keras.backend.is_float_dtype(x.dtype):
-                x = ops.cast(change(noise), x.dtype)
+            if change:
+                x = _varied(x, change(noise))
             x = ops.repeat(x[:, :1], count, axis=1) if signal.is_static else x
             yield x[:, :count]
 
     changes = [None]
     if not isinstance(call.operation, keras.layers.Embedding):
         changes += [np.asarray, np.abs]
-    if not call.is_of_keras:
+    # Also with weights of Keras' own: a scale of 0 hides what a layer adds.
+    if not call.is_of_keras or getattr(call.operation, "weights", None):
         changes.append(lambda x: x + missing.reshape(1, -1, *[1] * (x.ndim - 2)))
     for change in changes:
         xs = list(changed(change))
@@ -382,6 +384,20 @@ def _each_step_alone(stream, part, inputs, signals, together):
         for t in () if call.is_of_keras else range(0, count, -(-count // _SINGLE_STEPS)):
             for y, wanted in zip(call([x[:, t : t + 1] for x in xs]), together, strict=True):
                 yield y, wanted[:, t : t + 1]
+
+
+def _varied(x, noise):
+    """Returns other values of a tensor's dtype, which differ between steps."""
+    if keras.backend.is_float_dtype(x.dtype):
+        return ops.cast(noise, x.dtype)
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    if dtype == "bool":
+        return ops.convert_to_tensor(noise > 0)
+    if dtype == "string":
+        return x
+    # Integers may be indices or divisors: they keep their values, unless all are the same.
+    is_constant = ops.all(ops.equal(x, x[:1, :1]))
+    return x + ops.cast(ops.logical_and(is_constant, noise > 0), x.dtype)
 
 
 def _alone(stream, call, xs):

@@ -202,8 +202,13 @@ def _attention(call, signal, options):
     layer, (_, named) = call.operation, call.arguments
     is_causal, window = _causality(call)
     known = "query", "value", "key", "use_causal_mask", "attention_mask"
-    others = [x for name, x in named.items() if name not in known]
-    if not is_causal or any(x not in (None, False) for x in others):
+    others = [name for name in named if name not in known and named[name] not in (None, False)]
+    if others:
+        raise call.refusal(
+            "it takes query, value, key, use_causal_mask and attention_mask only. Received: "
+            f"{', '.join(others)}"
+        )
+    if not is_causal:
         raise call.refusal(
             "it attends to all steps. Train it with causal attention, layer(x, x, "
             f"use_causal_mask=True), or use {_CAUSAL}. {OR_WINDOW}"
@@ -228,11 +233,13 @@ def _causality(call):
     if named.get("attention_mask") is None:
         return bool(named.get("use_causal_mask")), None
     mask = call.constant(call.argument(len(call.arguments[0]), "attention_mask"))
-    if named.get("use_causal_mask") or isinstance(mask, keras.KerasTensor):
+    if isinstance(mask, keras.KerasTensor):
         return False, None
     mask = np.asarray(ops.convert_to_numpy(mask)).astype(bool)
     steps = mask.shape[-1]
     distance = np.arange(steps)[:, None] - np.arange(steps)
+    if named.get("use_causal_mask"):
+        mask = mask & (distance >= 0)
     window = int(np.sum(mask.reshape(-1, steps)[-1]))
     band = (distance >= 0) & (distance < window)
     is_band = mask.shape[-2] == steps and np.array_equal(mask, np.broadcast_to(band, mask.shape))

@@ -42,3 +42,14 @@ def test_attention_to_later_or_all_steps_is_refused():
         to_stream(model(causal=False), max_context=8)
     with pytest.raises(ValueError, match="attention.*all past steps.*max_context=512"):
         to_stream(model())
+    x = keras.Input((None, 6))
+    y, _ = layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True, return_attention_scores=True)
+    with pytest.raises(ValueError, match="takes query, .* only. Received: return_attention_scores"):
+        to_stream(keras.Model(x, y), max_context=8)
+
+
+def test_a_mask_beside_the_causal_one():
+    x = keras.Input((20, 6))
+    near = np.abs(np.arange(20)[:, None] - np.arange(20)) < 4
+    y = layers.MultiHeadAttention(2, 3)(x, x, attention_mask=near, use_causal_mask=True)
+    check_equal(keras.Model(x, y), [noise(2, 20, 6)])

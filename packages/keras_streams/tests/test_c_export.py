@@ -201,12 +201,52 @@ def counted(function, start=0):
         lambda x, n: x + ops.cast(ops.cast(ops.absolute(x), "uint8") + 1, x.dtype),
         lambda x, n: ops.round(x, 2),
         lambda x, n: x + ops.cast(n**2, x.dtype),
+        lambda x, n: x + ops.cast(ops.matmul(n, np.ones((1, 1), "int32")), x.dtype),
+        lambda x, n: ops.max(x, axis=-1, keepdims=True, initial=-6.0),
     ],
-    ids=["int8", "uint8", "decimals", "power"],
+    ids=["int8", "uint8", "decimals", "power", "matmul", "initial"],
 )
 def test_operations_that_c_would_change_are_refused(function):
     with pytest.raises(ValueError, match="has no C code"):
         c_export.proven_source(counted(function), "net")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.where(ops.any(x, axis=-1, keepdims=True), x, 7.0),
+        lambda x: ops.where(ops.all(x, axis=-1, keepdims=True), x, 7.0),
+        lambda x: ops.cast(ops.sum(x > 0, axis=-1, keepdims=True), "float32"),
+        lambda x: ops.floor_divide(x, 0.1),
+        lambda x: ops.logaddexp(x, x),
+        lambda x: ops.cast(ops.argmax(x, axis=-1, keepdims=True), "float32"),
+        lambda x: ops.cast(ops.argmin(x, axis=-1, keepdims=True), "float32"),
+    ],
+    ids=["any", "all", "sum", "floor_divide", "logaddexp", "argmax", "argmin"],
+)
+def test_c_has_the_edge_values_of_keras(function):
+    x = keras.Input((None, 3))
+    model = keras.Model(x, function(x))
+    rows = [[0, -1, -2], [0, 0, 0], [1, 2, 3], [1, np.nan, 2], [np.nan, 1, np.nan], [-np.inf] * 3]
+    rows = np.array(rows, "float32")
+    if keras.backend.backend() == "tensorflow":  # whose position of an extremum beside NaN varies
+        rows = rows[~np.isnan(rows).any(axis=-1)]
+    step = NativeStream(c_export.proven_source(model, "net")[0]).step
+    expected = ops.convert_to_numpy(model(rows[None]))[0]
+    np.testing.assert_allclose(np.stack([step(row) for row in rows]), expected, rtol=1e-6)
+
+
+def test_each_output_is_compared_by_its_own_size():
+    x = keras.Input((None, 3))
+    model = keras.Model(x, [1e4 * layers.Dense(1)(x), layers.Softmax()(x)])
+    source, _, expected = c_export.proven_source(model, "net")
+    assert source.output_sizes == [1, 3]
+    wrong = np.where(np.arange(4) == 0, expected, 0.0)
+    with pytest.raises(RuntimeError, match="by 1.0e[+]00 of the largest value of the same output"):
+        c_export.check_equal("net", source, wrong, expected)
+    data = np.random.default_rng(0).normal(size=(4, 50, 3)).astype("float32")
+    with pytest.raises(ValueError, match="or scale the outputs, which share one format"):
+        c_export.fixed_source(model, "net", "int8", data)
 
 
 def test_slices_from_a_variable_index_are_refused():

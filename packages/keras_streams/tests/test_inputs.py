@@ -79,7 +79,7 @@ def test_a_mask_among_the_inputs():
 def test_inputs_without_time_are_repeated_for_each_step():
     x, token = keras.Input((10, 3)), keras.Input((1,), dtype="int32")
     code = layers.Flatten()(layers.Embedding(5, 2)(token))
-    y = layers.Concatenate()([x, layers.RepeatVector(10)(code)])
+    y = layers.Concatenate()(inputs=[x, layers.RepeatVector(10)(code)])
     model = keras.Model([x, token], layers.LSTM(3, return_sequences=True)(y))
     check_equal(model, [noise(2, 10, 3), np.array([[1], [4]], "int32")])
 

@@ -88,6 +88,9 @@ UNEQUAL = {
     "flip": lambda x: ops.flip(ops.log(x), axis=1),  # no finite number on either side
     "flip_": lambda x: ops.flip(ops.sqrt(x), axis=1),
     "flip_1": lambda x: ops.flip(ops.relu(x - 100.0), axis=1),  # zeros on both sides
+    "flip_2": lambda x: ops.where(ops.flip(x > 100.0, axis=1), 1.0, x),  # the same condition
+    "flip_3": lambda x: x + ops.cast(ops.flip(ops.cast(x > 100.0, "int32"), axis=1), "float32"),
+    "group_normalization": lambda x: x + layers.GroupNormalization(3, gamma_initializer="zeros")(x),
     "attention": attend,
     "loudness": lambda x: Loudness()(x),
     "fill": lambda x: Fill()(x),  # equal unless numbers are missing
@@ -96,8 +99,25 @@ UNEQUAL = {
 
 @pytest.mark.parametrize("name, length", [("roll", 128), *((name, None) for name in UNEQUAL)])
 def test_operations_across_steps_are_refused(name, length):
-    with pytest.raises(ValueError, match=f"{name.split('_')[0]}.*in net, does not stream"):
+    with pytest.raises(ValueError, match=f"{name.rstrip('_123')}.*in net, does not stream"):
         to_stream(model(UNEQUAL[name], length))
+
+
+def test_conditions_as_inputs_have_both_values():
+    x, mask = keras.Input((None, 3)), keras.Input((None,), dtype="bool")
+    y = x * ops.expand_dims(ops.cast(ops.roll(mask, -1, axis=1), "float32"), -1)
+    with pytest.raises(ValueError, match="roll.*does not stream"):
+        to_stream(keras.Model([x, mask], y))
+
+
+def test_integers_may_be_divisors_and_indices():
+    table = np.arange(6.0).reshape(2, 3).astype("float32")
+
+    def divided(x):
+        number = ops.floor_divide(7, 1 + 0 * ops.cast(x[..., 0] > 100.0, "int32"))
+        return x + ops.take(table, ops.cast(number > 100, "int32"), axis=0)
+
+    assert to_stream(model(divided)).proof.difference == 0.0
 
 
 @pytest.mark.parametrize("length", [None, 128])

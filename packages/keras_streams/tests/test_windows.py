@@ -90,6 +90,19 @@ def test_an_input_without_time_scales_the_steps_of_a_window():
     np.testing.assert_allclose(found[:, -1], model([given[0][:, 4:], given[1]]), atol=1e-5)
 
 
+@pytest.mark.parametrize("function", [layers.GlobalAveragePooling1D(dtype="float16"), ops.cumsum])
+def test_half_precision_is_summed_in_single_precision(function):
+    x = keras.Input((8, 1), dtype="float16")
+    is_mean = isinstance(function, keras.Layer)
+    y = function(x) if is_mean else ops.cumsum(x, axis=1)
+    stream = to_stream(keras.Model(x, y), window=8 if is_mean else None)
+    cache = stream.initial_cache(1)
+    assert all("float32" in str(leaf.dtype) for leaf in keras.tree.flatten(cache)[:1])
+    y, _ = stream.prefill(np.full((1, 8, 1), 8e3, "float16"))
+    found = ops.convert_to_numpy(y)[0, -1, 0]
+    assert found == np.float16(8e3 if is_mean else 64e3)
+
+
 def test_a_sum_of_a_window_does_not_drift():
     stream = to_stream(stack(layers.GlobalAveragePooling1D()), window=WINDOW)
     x = np.ones((1, 3000, 3), "float32")
