@@ -48,6 +48,18 @@ def test_options_are_those_of_pandas(read):
     assert read("ds,y\n1,2.5\n2,3.5\n", index_col=0).index.tolist() == [1, 2]
 
 
+def test_a_group_of_thousands_is_not_a_decimal_comma(read):
+    text = "d\tload\n1\t1,234\n2\t987\n3\t1,001\n"
+    assert read(text)["load"].tolist() == [1234, 987, 1001]
+    assert read(text.replace("987", "98,7"))["load"].tolist() == [1.234, 98.7, 1.001]
+    unclear = text.replace("987", "1,987")
+    with pytest.raises(ValueError, match="1,234 may be 1.234 or 1234. Pass `decimal`"):
+        read(unclear)
+    assert read(unclear, decimal=",")["load"].tolist() == [1.234, 1.987, 1.001]
+    assert read(unclear, decimal=".")["load"].tolist() == [1234, 1987, 1001]
+    assert read(unclear.replace("\t", ";"))["load"].tolist() == [1.234, 1.987, 1.001]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -44,6 +44,8 @@ def test_seasons_of_the_calendar():
     expected |= {"W-SUN": [52], "MS": [12], "ME": [12], "BME": [12], "2MS": [6], "QS": [4]}
     expected |= {"YS": [], 1: []}
     assert {freq: calendar_seasons(freq) for freq in expected} == expected
+    months = "MS", "BMS", "CBMS", "WOM-1MON", "LWOM-FRI"
+    assert {freq: calendar_seasons(freq) for freq in months} == dict.fromkeys(months, [12])
 
 
 def later_weeks(n=1_008):
@@ -219,6 +221,7 @@ def test_files_keep_everything(fitted, tmp_path):
     loaded, forecasts = Forecasts.load(tmp_path / "kept"), copy.deepcopy(fitted)
     pd.testing.assert_frame_equal(loaded.predict(naive=True), forecasts.predict(naive=True))
     more = noisy(420)[400:]
+    assert loaded.network == forecasts.network
     pd.testing.assert_frame_equal(loaded.update(more).predict(), forecasts.update(more).predict())
     about = tmp_path / "kept" / "forecasts.json"
     about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
@@ -239,6 +242,19 @@ def test_files_keep_the_kind_of_the_times(times, tmp_path):
     forecasts = Forecasts(3).fit(pd.Series(DAY[:40], times))
     forecasts.save(tmp_path / "kept")
     pd.testing.assert_frame_equal(Forecasts.load(tmp_path / "kept").predict(), forecasts.predict())
+
+
+def test_days_begin_at_midnight_though_clocks_skip_it():
+    days = pd.date_range("2024-07-01", periods=76)
+    days = days.tz_localize("America/Santiago", nonexistent="shift_forward")
+    table = pd.DataFrame({"ds": days, "y": np.arange(76.0)})
+    forecasts = Forecasts(2, network=None).fit(table[:70])  # ends on the day without a midnight
+    assert str(table["ds"][69]) == "2024-09-08 01:00:00-03:00"
+    assert forecasts.fitted_freq == "D"
+    assert forecasts.predict()["ds"].tolist() == days[70:72].tolist()
+    assert forecasts.update(table[70:73]).predict()["ds"].tolist() == days[73:75].tolist()
+    at_one = table[:70].assign(ds=pd.date_range("2024-07-01 01:00", periods=70, tz=days.tz))
+    assert Forecasts(2, network=None).fit(at_one).fitted_freq == "D"
 
 
 def test_saving_destroys_no_other_file(fitted, tmp_path):

@@ -1,6 +1,7 @@
 """Reads tables that anyone may have written, within bounds."""
 
 import io
+import itertools
 import os
 import pathlib
 import re
@@ -16,6 +17,8 @@ _MOST_LINE = 2**20  # characters
 _SEPARATORS = ";\t|,"
 _SAMPLE = 200  # lines
 _DECIMAL_COMMA = re.compile(r"-?\d{1,3}(\.?\d{3})*,\d+")
+_THOUSANDS = re.compile(r"-?[1-9]\d{0,2},\d{3}")  # or a number below 1,000 with three decimals
+_SMALL = re.compile(r"-?\d{1,3}")
 
 
 def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
@@ -49,7 +52,8 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
     if not sample:
         raise ValueError(f"{path} is empty.")
     sep = options.setdefault("sep", _separator(sample))
-    decimal = options.setdefault("decimal", _decimal(sample, sep))
+    decimal = options["decimal"] if "decimal" in options else _decimal(sample, sep)
+    options["decimal"] = decimal
     with warnings.catch_warnings():
         # Without this, pandas drops what is beyond the columns of the first line.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -100,5 +104,20 @@ def _separator(sample):
 
 
 def _decimal(sample, separator):
-    fields = [field.strip().strip('"') for line in sample[1:] for field in line.split(separator)]
-    return "," if separator != "," and any(map(_DECIMAL_COMMA.fullmatch, fields)) else "."
+    """Returns the decimal sign, or raises ValueError if 1,234 may be either number."""
+    if separator == ",":
+        return "."
+    rows = [[field.strip().strip('"') for field in line.split(separator)] for line in sample[1:]]
+    for column in itertools.zip_longest(*rows, fillvalue=""):
+        found = [field for field in column if _DECIMAL_COMMA.fullmatch(field)]
+        if not all(map(_THOUSANDS.fullmatch, found)):
+            return ","
+        if not found or any(map(_SMALL.fullmatch, column)):
+            continue  # 987 beside 1,234: groups of thousands
+        if separator != ";":
+            raise ValueError(
+                f"{found[0]} may be {found[0].replace(',', '.')} or {found[0].replace(',', '')}. "
+                "Pass `decimal`, the comma or the point."
+            )
+        return ","
+    return "."

@@ -467,6 +467,7 @@ class Forecasts:
         arguments = {name: getattr(self.columns, name) for name in ("past", "future", "static")}
         arguments |= self.columns.roles
         arguments |= {name: getattr(self, name) for name in _ARGUMENTS}
+        arguments["network"] = None if self.network is None else "auto"
         about = {"arguments": arguments, **{name: getattr(self, name) for name in _FITTED}}
         about["encoding"] = list(self.encoding.items())  # names need not be strings
         saving.save(path, about, models, self.trained_network, overwrite)
@@ -475,13 +476,15 @@ class Forecasts:
     def load(cls, path: str | os.PathLike) -> "Forecasts":
         """Returns saved forecasts.
 
+        A later `fit` trains a network of its own, unless `network=None` was given.
+
         Raises:
             ValueError: If the folder has anything else, or is damaged.
             OSError: If it cannot be read.
         """
         about, models, network = saving.load(path)
         try:
-            forecasts = cls(**about["arguments"], network=None)
+            forecasts = cls(**about["arguments"])
             for name in _FITTED:
                 setattr(forecasts, name, about[name])
             forecasts.encoding = dict(about["encoding"])

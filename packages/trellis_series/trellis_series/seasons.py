@@ -1,5 +1,6 @@
 """Seasons: those of the calendar, the one that a series shows, and its naive forecast."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ def calendar_seasons(freq: str | int) -> list[int]:
         step = pd.Timedelta(offset).total_seconds()
     except ValueError:
         name = offset.freqstr.lstrip("0123456789").split("-")[0]
-        found = _CALENDAR.get(name, _CALENDAR.get(name.removeprefix("B")[:1], []))
+        kind = re.sub("^(C?B|L?WO)(?=[A-Z])", "", name)[:1]  # BMS, CBMS and WOM are months
+        found = _CALENDAR.get(kind, [])
         return [s // offset.n for s in found if s % offset.n == 0 and s > offset.n]
     cycles = 86_400, 604_800
     return [int(s / step) for s in cycles if s % step == 0 and 1 < s / step <= _LONGEST]

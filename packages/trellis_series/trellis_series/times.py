@@ -117,7 +117,8 @@ def time_range(
         offset, zone = to_offset(freq), known.tz
         if zone is None or (isinstance(offset, pd.offsets.Tick) and pd.Timedelta(offset) < _DAY):
             return pd.date_range(start, end, periods, offset)
-        start, end = (time and time.tz_localize(None) for time in (start, end))
+        known, end = _wall(pd.DatetimeIndex([known]))[0], end and end.tz_localize(None)
+        start, end = (None, known) if start is None else (known, end)
         found = pd.date_range(start, end, periods, offset)  # some of which may not exist there
         return found.tz_localize(zone, ambiguous=False, nonexistent="shift_forward")
     step = int(freq)
@@ -125,6 +126,19 @@ def time_range(
         return pd.RangeIndex(start, end + 1, step)
     start = end - (periods - 1) * step if start is None else start
     return pd.RangeIndex(start, start + periods * step, step)
+
+
+def _wall(times):
+    """Returns the times that clocks show, and midnight for a day that began at 01:00.
+
+    Some countries change their clocks at midnight.
+    """
+    local, instant = times.tz_localize(None), pd.Timedelta("1ns")
+    before = (times - instant).tz_localize(None) + instant
+    is_later = (before < local) & (before == before.normalize())
+    if len(times) > 1 and (local == local.normalize()).mean() < 0.5:
+        return local  # 01:00 is the time of all days
+    return local.where(~is_later, before)
 
 
 def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
@@ -168,7 +182,7 @@ def infer_freq(times: pd.Index) -> str | int:
     # Clocks change, but days are days, and hours are hours.
     is_daily = np.median(np.diff(times.as_unit("ns").asi8)) >= 20 * 3_600e9
     if times.tz is not None:
-        times = times.tz_localize(None) if is_daily else times.tz_convert(None)
+        times = _wall(times) if is_daily else times.tz_convert(None)
     found = pd.infer_freq(times)
     if found is not None:
         return found
