@@ -13,7 +13,7 @@ from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import TENSORFLOW, at_once, noise, randomize
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.layers import RNNGates, StackedRNN, TrellisLayer
-from trellis_keras.models import LanguageModel, SequenceClassifier
+from trellis_keras.models import LanguageModel, SequenceClassifier, SequenceRegressor
 from trellis_keras.theorem1 import TruncatedRNN, to_dense, to_rnn, to_trellis
 
 LAYERS = {"rnn": layers.SimpleRNN, "lstm": layers.LSTM, "gru": layers.GRU}
@@ -463,6 +463,15 @@ def test_what_was_adapted_to_data_is_copied(kind):
     else:
         backbone = keras.Sequential([inputs, normalization, layers.LSTM(4)])
         model = built(SequenceClassifier(backbone, 3))
+    trellis = to_trellis(model, M)
+    assert_same(trellis(x), model(x))
+    assert_same(to_dense(trellis)(x), model(x))
+
+
+def test_inputs_stay_normalized():
+    x = noise(2, M, CHANNELS) * 4 + 50
+    model = SequenceRegressor(layers.LSTM(4), normalize=True)
+    model.adapt(x)
     trellis = to_trellis(model, M)
     assert_same(trellis(x), model(x))
     assert_same(to_dense(trellis)(x), model(x))

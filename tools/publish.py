@@ -217,6 +217,12 @@ def _evaluated(run, data_dir):
     recorded, recipe = environment.read(run / runs.ENVIRONMENT), read_recipe(run)
     model, history = runs.load_best(run), runs.history(run)
     best = runs.best_epoch(history)
+    depth = recipe.arguments.get("depth")
+    if (found := getattr(model.backbone, "depth", depth)) != depth:  # `GrowingDepth`
+        raise ValueError(
+            f"{run} has its lowest validation loss in epoch {int(best['epoch'])}, with {found} of "
+            f"{depth} levels. The zoo's models have all of them: train longer, or pass `depth`."
+        )
     recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
     test = evaluate(recipe, model)
     results = {

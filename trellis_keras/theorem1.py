@@ -680,12 +680,18 @@ def _with_backbone(model, backbone):
     # "frozen" holds indices of sublayers, which have changed.
     build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
     new.build_from_config(build_config)
+    for own, copied in zip(_around_backbone(model), _around_backbone(new), strict=True):
+        copied.assign(own)
     for name in ("embedding", "head"):
-        part, its_copy = getattr(model, name, None), getattr(new, name, None)
-        if part is not None:
-            its_copy.set_weights(part.get_weights())
-            its_copy.trainable = part.trainable
+        if (part := getattr(model, name, None)) is not None:
+            getattr(new, name).trainable = part.trainable
     return new
+
+
+def _around_backbone(model):
+    """Returns the weights of a model that its backbone has not."""
+    of_backbone = {id(weight) for weight in model.backbone.weights}
+    return [weight for weight in model.weights if id(weight) not in of_backbone]
 
 
 def _convert_functional(model, convert):

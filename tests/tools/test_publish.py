@@ -57,6 +57,15 @@ def shipped(monkeypatch):
     monkeypatch.setattr("tools.publish.keeps_weights", lambda *_: True)
 
 
+def test_the_best_model_has_all_levels(run, tmp_path, monkeypatch):
+    model = runs.load_best(run)
+    model.backbone.depth = 2
+    monkeypatch.setattr(runs, "load_best", lambda folder: model)
+    with pytest.raises(ValueError, match="in epoch [123], with 2 of 1 levels"):
+        publish([run], folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_card_and_results(seeds, tmp_path):
     run, folder = seeds[0], tmp_path / "out"
     results = publish([run], folder, note="One seed <b>alone</b>.")

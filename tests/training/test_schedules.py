@@ -11,7 +11,7 @@ from keras import ops
 
 from tests.support.checkpoints import assert_same, data, fit, make_model, values
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.models import LanguageModel
+from trellis_keras.models import LanguageModel, Perplexity
 from trellis_keras.training import (
     ASGD,
     SGD,
@@ -366,16 +366,29 @@ def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels(gro
     np.testing.assert_allclose(net.predict(x, verbose=0), net(x), rtol=1e-5, atol=1e-6)
 
 
-def test_growing_depth_may_start_below_the_auxiliary_levels():
+def test_growing_depth_may_start_below_the_auxiliary_levels(tmp_path):
     backbone = TrellisLayer(6, 3, output_units=4, aux_every=2, return_aux=True, seed=0)
     net = LanguageModel(5, 4, backbone, aux_weight=0.5, seed=0)
     net.compile(keras.optimizers.SGD(0.0))
     tokens = np.arange(24).reshape(2, 12) % 5
-    callbacks = [GrowingDepth(depth=1, epochs=1)]
-    history = net.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, callbacks=callbacks, verbose=0)
-    shallow, deep = history.history["loss"]
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    best = BestModel(tmp_path / "best.keras", monitor="loss")  # the shallow epoch
+    callbacks = [GrowingDepth(depth=1, epochs=1), best]
+    shallow, deep = net.fit(x, y, epochs=2, callbacks=callbacks, verbose=0).history["loss"]
+    loaded = keras.saving.load_model(best.path)
+    assert loaded.backbone.depth == 1
+    assert loaded.evaluate(x, y, verbose=0) == pytest.approx(shallow)
     # With equal predictions, half of a second loss is added.
     np.testing.assert_allclose([shallow, deep], [np.log(5), 1.5 * np.log(5)], rtol=0.05)
+
+
+@pytest.mark.parametrize("metric", ["val_perplexity", "val_loss"])
+def test_early_stopping_knows_that_a_perplexity_falls(growing, metric):
+    net, x, y = growing
+    net.compile(keras.optimizers.SGD(0.0), metrics=[Perplexity()])
+    callbacks = [EarlyStopping(metric, patience=2)]
+    options = {"validation_data": (x, y), "callbacks": callbacks, "verbose": 0}
+    assert len(net.fit(x, y, epochs=9, **options).history["loss"]) == 3
 
 
 def test_interrupted_fit_with_growing_depth_leaves_all_levels(growing):

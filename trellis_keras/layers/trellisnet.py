@@ -412,6 +412,16 @@ class TrellisLayer(StatefulLayer):
             name=name,
         )
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TrellisLayer":
+        # A model of a shallow epoch (`GrowingDepth`) may end below the first auxiliary level.
+        depth, aux_every = config.get("depth", 0), config.get("aux_every", 0)
+        if not (is_integer(depth) and is_integer(aux_every) and 0 < depth <= aux_every):
+            return super().from_config(config)
+        layer = super().from_config({**config, "depth": aux_every + 1})
+        layer.depth = depth
+        return layer
+
     def build(self, input_shape: Shape) -> None:
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         self.input_channels = input_shape[-1]

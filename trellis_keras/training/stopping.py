@@ -68,6 +68,13 @@ class EarlyStopping(SavedArguments, keras.callbacks.EarlyStopping):
     def get_config(self) -> dict:
         return super().get_config() | {"min_delta": abs(self.min_delta)}  # Keras flips its sign
 
+    def _set_monitor_op(self):
+        if self.mode == "auto":  # Keras finds no metric of a language model
+            directions = {m.name: getattr(m, "_direction", None) for m in self.model.metrics}
+            known = {"down": keras.ops.less, "up": keras.ops.greater}
+            self.monitor_op = known.get(directions.get(self.monitor.removeprefix("val_")))
+        super()._set_monitor_op()
+
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
         logs = logs or {}
