@@ -21,6 +21,8 @@ _IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
 def card(one):
     """Returns the card of a `Description`."""
     summary, _, _ = one.recipe.entry.function.__doc__.partition("\n\n")
+    if "T" in one.recipe.data_options:
+        summary = re.sub(r"\bT=\d+", f"T={one.recipe.data_options['T']}", summary)
     parts = [
         f"# {_plain(one.run.title)}",
         re.sub(r", [\d.]+[KM] parameters", "", " ".join(summary.split())),  # the table has them
