@@ -58,7 +58,8 @@ def prove(stream: Any, example: Any = None) -> Proof:
     Each part of the stream is compared with the layer's outputs for a whole sequence: over all
     steps at once, and at a single step. An operation that treats each step separately, or should,
     gets all steps of a sequence as a batch of sequences of one step. It also gets a few steps of
-    other random numbers, of positive ones, and, if it is not one of Keras', of missing ones. An
+    other random numbers and conditions, of positive ones, of other integers, and, if it has weights
+    or is not one of Keras', of missing ones. An
     operation that is not one of Keras' could read any earlier step: it also gets single steps and
     longer sequences.
 
@@ -359,20 +360,27 @@ def _each_step_alone(stream, part, inputs, signals, together):
     def changed(change):
         count = min(steps, _FEW_STEPS) if change else steps
         for x, noise, signal in zip(inputs, noises, signals, strict=True):
-            if change:
-                x = _varied(x, change(noise))
+            x = change(x, noise) if change else x
             x = ops.repeat(x[:, :1], count, axis=1) if signal.is_static else x
             yield x[:, :count]
 
+    def with_missing(x, noise):
+        return _with_noise(x, noise + missing.reshape(1, -1, *[1] * (noise.ndim - 2)))
+
     changes = [None]
     if not isinstance(call.operation, keras.layers.Embedding):
-        changes += [np.asarray, np.abs]
-    # Also with weights of Keras' own: a scale of 0 hides what a layer adds.
-    if not call.is_of_keras or getattr(call.operation, "weights", None):
-        changes.append(lambda x: x + missing.reshape(1, -1, *[1] * (x.ndim - 2)))
+        changes += [_with_noise, lambda x, noise: _with_noise(x, np.abs(noise)), _with_integers]
+        # Also with weights of Keras' own: a scale of 0 hides what a layer adds.
+        if not call.is_of_keras or getattr(call.operation, "weights", None):
+            changes.append(with_missing)
     for change in changes:
         xs = list(changed(change))
-        together = call(xs) if change else together
+        try:
+            together = call(xs) if change else together
+        except Exception:  # whatever an operation raises for other divisors or indices
+            if change is _with_integers:
+                continue
+            raise
         try:
             alone = _alone(stream, call, xs)
         except Exception as error:  # whatever an operation raises that needs more than one step
@@ -386,16 +394,18 @@ def _each_step_alone(stream, part, inputs, signals, together):
                 yield y, wanted[:, t : t + 1]
 
 
-def _varied(x, noise):
-    """Returns other values of a tensor's dtype, which differ between steps."""
+def _with_noise(x, noise):
+    """Returns random numbers or conditions; integers and strings stay."""
     if keras.backend.is_float_dtype(x.dtype):
         return ops.cast(noise, x.dtype)
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    if dtype == "bool":
-        return ops.convert_to_tensor(noise > 0)
-    if dtype == "string":
+    is_condition = keras.backend.standardize_dtype(x.dtype) == "bool"
+    return ops.convert_to_tensor(noise > 0) if is_condition else x
+
+
+def _with_integers(x, noise):
+    """Returns integers that differ between steps; other tensors stay."""
+    if not keras.backend.is_int_dtype(x.dtype):
         return x
-    # Integers may be indices or divisors: they keep their values, unless all are the same.
     is_constant = ops.all(ops.equal(x, x[:1, :1]))
     return x + ops.cast(ops.logical_and(is_constant, noise > 0), x.dtype)
 

@@ -114,10 +114,18 @@ def test_integers_may_be_divisors_and_indices():
     table = np.arange(6.0).reshape(2, 3).astype("float32")
 
     def divided(x):
-        number = ops.floor_divide(7, 1 + 0 * ops.cast(x[..., 0] > 100.0, "int32"))
-        return x + ops.take(table, ops.cast(number > 100, "int32"), axis=0)
+        always = ops.cast(x[..., 0] < 100.0, "int32")
+        number = ops.floor_divide(7, -always)
+        rows = ops.take(table, ops.cast(number < 0, "int32"), axis=0)  # the last row
+        return x + rows + layers.Embedding(2, 3)(always)
 
     assert to_stream(model(divided)).proof.difference == 0.0
+
+
+def test_tokens_may_be_floats_or_all_the_same():
+    for rows, options in ((5, {}), (1, {}), (5, {"example": np.full((2, 30), 4)})):
+        net = keras.Sequential([keras.Input((None,)), layers.Embedding(rows, 2), layers.LSTM(3)])
+        to_stream(net, **options)
 
 
 @pytest.mark.parametrize("length", [None, 128])
