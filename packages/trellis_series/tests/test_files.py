@@ -53,11 +53,17 @@ def test_a_group_of_thousands_is_not_a_decimal_comma(read):
     assert read(text)["load"].tolist() == [1234, 987, 1001]
     assert read(text.replace("987", "98,7"))["load"].tolist() == [1.234, 98.7, 1.001]
     unclear = text.replace("987", "1,987")
-    with pytest.raises(ValueError, match="1,234 may be 1.234 or 1234. Pass `decimal`"):
+    with pytest.raises(ValueError, match="1,234 in the column 'load' may be 1.234 or 1234"):
         read(unclear)
     assert read(unclear, decimal=",")["load"].tolist() == [1.234, 1.987, 1.001]
     assert read(unclear, decimal=".")["load"].tolist() == [1234, 1987, 1001]
+    assert read(unclear, thousands=".")["load"].tolist() == [1.234, 1.987, 1.001]
     assert read(unclear.replace("\t", ";"))["load"].tolist() == [1.234, 1.987, 1.001]
+    assert read(text.replace("987", "0").replace("\t", ";"))["load"].tolist() == [1.234, 0, 1.001]
+    for shown, number in (("987.5", 987.5), ("1,002,003", 1_002_003)):
+        assert read(text.replace("987", shown))["load"].tolist() == [1234, number, 1001]
+    beside = unclear.replace("\n", "\t0,5\n").replace("load\t0,5", "load\tb")
+    assert read(beside)["load"].tolist() == [1.234, 1.987, 1.001]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ _SEPARATORS = ";\t|,"
 _SAMPLE = 200  # lines
 _DECIMAL_COMMA = re.compile(r"-?\d{1,3}(\.?\d{3})*,\d+")
 _THOUSANDS = re.compile(r"-?[1-9]\d{0,2},\d{3}")  # or a number below 1,000 with three decimals
-_SMALL = re.compile(r"-?\d{1,3}")
+# What shows that commas are groups beside such numbers: 987, 987.5 or 1,234,567.
+_GROUPED = re.compile(r"-?[1-9]\d{0,2}|-?[\d,]*\.\d+|-?\d{1,3}(,\d{3}){2,}")
 
 
 def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
@@ -52,8 +53,10 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
     if not sample:
         raise ValueError(f"{path} is empty.")
     sep = options.setdefault("sep", _separator(sample))
-    decimal = options["decimal"] if "decimal" in options else _decimal(sample, sep)
-    options["decimal"] = decimal
+    if "decimal" not in options:
+        signs = {".": ",", ",": "."}
+        options["decimal"] = signs.get(options.get("thousands", "")) or _decimal(sample, sep)
+    decimal = options["decimal"]
     with warnings.catch_warnings():
         # Without this, pandas drops what is beyond the columns of the first line.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -107,17 +110,18 @@ def _decimal(sample, separator):
     """Returns the decimal sign, or raises ValueError if 1,234 may be either number."""
     if separator == ",":
         return "."
-    rows = [[field.strip().strip('"') for field in line.split(separator)] for line in sample[1:]]
-    for column in itertools.zip_longest(*rows, fillvalue=""):
+    rows = [[field.strip().strip('"') for field in line.split(separator)] for line in sample]
+    unclear = []
+    for name, *column in itertools.zip_longest(*rows, fillvalue=""):
         found = [field for field in column if _DECIMAL_COMMA.fullmatch(field)]
         if not all(map(_THOUSANDS.fullmatch, found)):
             return ","
-        if not found or any(map(_SMALL.fullmatch, column)):
-            continue  # 987 beside 1,234: groups of thousands
-        if separator != ";":
-            raise ValueError(
-                f"{found[0]} may be {found[0].replace(',', '.')} or {found[0].replace(',', '')}. "
-                "Pass `decimal`, the comma or the point."
-            )
-        return ","
-    return "."
+        if found and not any(map(_GROUPED.fullmatch, column)):
+            unclear.append((name, found[0]))
+    if unclear and separator != ";":
+        name, number = unclear[0]
+        raise ValueError(
+            f"{number} in the column {name!r} may be {number.replace(',', '.')} or "
+            f"{number.replace(',', '')}. Pass `decimal`, the comma or the point."
+        )
+    return "," if unclear else "."

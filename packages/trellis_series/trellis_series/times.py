@@ -131,7 +131,8 @@ def time_range(
 def _wall(times):
     """Returns the times that clocks show, and midnight for a day that began at 01:00.
 
-    Some countries change their clocks at midnight.
+    Some countries change their clocks at midnight. One such day alone counts as midnight, also if
+    all others were at 01:00.
     """
     local, instant = times.tz_localize(None), pd.Timedelta("1ns")
     before = (times - instant).tz_localize(None) + instant
