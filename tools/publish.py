@@ -9,6 +9,7 @@ zoo/MODEL/VARIANT if the run changed the model's default arguments or has the se
 """
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import math
@@ -217,8 +218,8 @@ def _evaluated(run, data_dir):
     recorded, recipe = environment.read(run / runs.ENVIRONMENT), read_recipe(run)
     model, history = runs.load_best(run), runs.history(run)
     best = runs.best_epoch(history)
-    depth = recipe.arguments.get("depth")
-    if (found := getattr(model.backbone, "depth", depth)) != depth:  # `GrowingDepth`
+    found, depth = (getattr(m.backbone, "depth", None) for m in (model, recipe.build()))
+    if found != depth:  # of `GrowingDepth`
         raise ValueError(
             f"{run} has its lowest validation loss in epoch {int(best['epoch'])}, with {found} of "
             f"{depth} levels. The zoo's models have all of them: train longer, or pass `depth`."
@@ -296,7 +297,9 @@ def _write(folder, source, results, data_dir):
     for name, content in ((RESULTS, text.encode()), ("history.csv", history)):
         with atomic_write(folder / name) as temporary:
             temporary.write_bytes(content)
-    one = Description.of(read_run(folder / RESULTS))
+    run = read_run(folder / RESULTS)
+    variant = run.variant or variant_of(recipe_from_dict(run.recipe))
+    one = Description.of(dataclasses.replace(run, variant=variant))
     with atomic_write(folder / "curve.png") as temporary:
         _draw(runs.history(folder), one.run, temporary)
     with atomic_write(folder / cards.CARD) as temporary:

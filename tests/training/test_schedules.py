@@ -366,6 +366,11 @@ def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels(gro
     np.testing.assert_allclose(net.predict(x, verbose=0), net(x), rtol=1e-5, atol=1e-6)
 
 
+class Hits(Perplexity):
+    _direction = "up"
+    default_name = "hits"
+
+
 def test_growing_depth_may_start_below_the_auxiliary_levels(tmp_path):
     backbone = TrellisLayer(6, 3, output_units=4, aux_every=2, return_aux=True, seed=0)
     net = LanguageModel(5, 4, backbone, aux_weight=0.5, seed=0)
@@ -378,17 +383,20 @@ def test_growing_depth_may_start_below_the_auxiliary_levels(tmp_path):
     loaded = keras.saving.load_model(best.path)
     assert loaded.backbone.depth == 1
     assert loaded.evaluate(x, y, verbose=0) == pytest.approx(shallow)
+    grouped = TrellisLayer(6, 8, groups=[3, 3], group_starts=[1, 5], output_units=3)
+    assert TrellisLayer.from_config(grouped.get_config() | {"depth": 2}).depth == 2
     # With equal predictions, half of a second loss is added.
     np.testing.assert_allclose([shallow, deep], [np.log(5), 1.5 * np.log(5)], rtol=0.05)
 
 
-@pytest.mark.parametrize("metric", ["val_perplexity", "val_loss"])
-def test_early_stopping_knows_that_a_perplexity_falls(growing, metric):
+def test_early_stopping_knows_in_which_direction_a_metric_improves(growing):
     net, x, y = growing
-    net.compile(keras.optimizers.SGD(0.0), metrics=[Perplexity()])
-    callbacks = [EarlyStopping(metric, patience=2)]
-    options = {"validation_data": (x, y), "callbacks": callbacks, "verbose": 0}
-    assert len(net.fit(x, y, epochs=9, **options).history["loss"]) == 3
+    for metric, better in ((Perplexity(), keras.ops.less), (Hits(), keras.ops.greater)):
+        net.compile(keras.optimizers.SGD(0.0), metrics=[metric])
+        stopping = EarlyStopping(f"val_{metric.name}", patience=2)
+        options = {"validation_data": (x, y), "callbacks": [stopping], "verbose": 0}
+        assert len(net.fit(x, y, epochs=9, **options).history["loss"]) == 3
+        assert stopping.monitor_op is better
 
 
 def test_interrupted_fit_with_growing_depth_leaves_all_levels(growing):

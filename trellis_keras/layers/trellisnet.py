@@ -414,11 +414,11 @@ class TrellisLayer(StatefulLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "TrellisLayer":
-        # A model of a shallow epoch (`GrowingDepth`) may end below the first auxiliary level.
-        depth, aux_every = config.get("depth", 0), config.get("aux_every", 0)
-        if not (is_integer(depth) and is_integer(aux_every) and 0 < depth <= aux_every):
+        # A model of a shallow epoch (`GrowingDepth`) may end below the levels of its other options.
+        depth, levels = config.get("depth", 0), _named_levels(config)
+        if not is_integer(depth, minimum=1) or depth >= levels:
             return super().from_config(config)
-        layer = super().from_config({**config, "depth": aux_every + 1})
+        layer = super().from_config({**config, "depth": levels})
         layer.depth = depth
         return layer
 
@@ -1106,6 +1106,16 @@ def _check_groups(units, depth, groups, kernel_structure, group_starts):
         raise ValueError(
             f"`group_starts` must list a level from 1 to `depth` for each group. {received}"
         )
+
+
+def _named_levels(config):
+    """Returns how many levels the options of a config need, besides `depth`."""
+    aux_every: Any = config.get("aux_every")
+    groups, starts = (config.get(name) or () for name in ("groups", "group_starts"))
+    levels = [aux_every + 1] if is_integer(aux_every) else []
+    levels += [len(groups)] if _are_positive(groups) else []
+    levels += starts if _are_positive(starts) else []
+    return max(levels, default=0)
 
 
 def _are_positive(values):
