@@ -34,9 +34,9 @@ _OTHER_TEXTS = {
     "char_ptb": "Penn Treebank of the LRU paper: the paper names 'around 5 million characters', "
     "split 90/5/5, but not the files. By default the zoo joins three files, 5.90 million "
     "characters; `files=train` splits the training file alone, 5.06 million. A 7-gram model "
-    "differs by 0.028 nats between the two, and the margins are 0.011 to 0.039, so results on the "
-    "joined text are not compared. A verdict for `files=train` holds if the paper's text is the "
-    "training file.",
+    "differs by 0.028 nats between the two, which is of the size of our differences from the "
+    "paper, so results on the joined text are not compared. A verdict for `files=train` holds if "
+    "the paper's text is the training file.",
     "war_and_peace": "War and Peace: the paper names 'around 5 million characters'; the commonly "
     "used text, also used here, has 3.2 million, so results are not compared.",
 }

@@ -677,14 +677,15 @@ def _argmax(o, x, compare=ops.greater):
     axis = o.axis
     if axis is None:
         x, axis = ops.reshape(x, (-1,)), 0
+    # On JAX NaN is the extremum.
+    finds_nan = keras.backend.backend() == "jax" and keras.backend.is_float_dtype(x.dtype)
     best, at = None, None
     for i, part in enumerate(ops.split(x, x.shape[axis], axis)):
         if best is None:
             best, at = part, ops.zeros_like(part, dtype="int32")
         else:
             better = compare(part, best)
-            if keras.backend.backend() == "jax" and keras.backend.is_float_dtype(x.dtype):
-                # NaN is the extremum.
+            if finds_nan:
                 is_first = ops.logical_and(ops.isnan(part), ops.logical_not(ops.isnan(best)))
                 better = ops.logical_or(better, is_first)
             best, at = ops.where(better, part, best), ops.where(better, i, at)

@@ -59,9 +59,8 @@ def prove(stream: Any, example: Any = None) -> Proof:
     steps at once, and at a single step. An operation that treats each step separately, or should,
     gets all steps of a sequence as a batch of sequences of one step. It also gets a few steps of
     other random numbers and conditions, of positive ones, of other integers, and, if it has weights
-    or is not one of Keras', of missing ones. An
-    operation that is not one of Keras' could read any earlier step: it also gets single steps and
-    longer sequences.
+    or is not one of Keras', of missing ones. An operation that is not one of Keras' could read any
+    earlier step: it also gets single steps and longer sequences.
 
     Raises:
         ValueError: They differ, or there is no finite number to compare. The message names the

@@ -122,6 +122,6 @@ def _decimal(sample, separator):
         name, number = unclear[0]
         raise ValueError(
             f"{number} in the column {name!r} may be {number.replace(',', '.')} or "
-            f"{number.replace(',', '')}. Pass `decimal`, the comma or the point."
+            f"{number.replace(',', '')}. Pass `decimal` (--decimal), the comma or the point."
         )
     return "," if unclear else "."
