@@ -16,7 +16,7 @@ from trellis_keras import zoo
 from trellis_keras.jobs import folder_lock
 from trellis_keras.training.checkpoint_files import checkpoint_progress
 from trellis_keras.training.history import read_history
-from trellis_keras.zoo import datasets, evaluation
+from trellis_keras.zoo import datasets, environment, evaluation
 from trellis_keras.zoo import run as runs
 
 
@@ -109,6 +109,20 @@ def test_a_run_that_ended_within_an_epoch_may_have_fewer_epochs(tmp_path, monkey
     zoo.train(recipe.replace(epochs=epochs), run, verbose=0)
     assert runs.epochs_done(run) == epochs and runs.is_finished(run)
     zoo.train(recipe.replace(epochs=epochs), run, verbose=0)  # nothing is left to do
+
+
+def test_every_process_whose_batches_count_is_recorded(tmp_path):
+    """Also one that ended within an epoch; not one whose epoch was begun again."""
+    path = tmp_path / "environment.json"
+    steps = [("float32", 0, 0), ("float16", 0, 0), ("bfloat16", 0, 9), ("float64", 1, 0)]
+    for policy, epochs, batches in steps:
+        environment.record(path, policy, epochs, batches)
+    recorded = environment.read(path)["processes"]
+    assert [(process["from_epoch"], process["dtype_policy"]) for process in recorded] == [
+        (1, "float16"),
+        (1, "bfloat16"),
+        (2, "float64"),
+    ]
 
 
 @pytest.mark.slow

@@ -28,19 +28,20 @@ def environment() -> dict[str, str | None]:
     }
 
 
-def record(path: pathlib.Path, dtype_policy: str | None, epoch: int) -> None:
-    """Records the environment that computes a run from an epoch on, in `environment.json`.
+def record(path: pathlib.Path, dtype_policy: str | None, epochs: int, batches: int = 0) -> None:
+    """Records the environment that goes on with a run after `epochs` epochs and `batches` batches.
 
-    The file contains the `environment()` of the newest process and `processes`: a list of the
-    processes whose environment differs from that of the previous one, each with its first epoch,
-    counted from 1. With the `dtype_policy` None it is Keras' default.
+    The file, `environment.json`, contains the `environment()` of the newest process and
+    `processes`: a list of the processes whose environment differs from that of the previous one,
+    each with its first epoch, counted from 1. With the `dtype_policy` None it is Keras' default.
     """
     now = environment()
     policy = dtype_policy or keras.config.dtype_policy().name
-    process = {"from_epoch": epoch, **now, "dtype_policy": policy}
+    process = {"from_epoch": epochs + 1, **now, "dtype_policy": policy}
     processes = read(path)["processes"] if path.exists() else []
-    processes = [before for before in processes if before["from_epoch"] < epoch]
-    if not processes or processes[-1] | {"from_epoch": epoch} != process:
+    kept = epochs + 1 if batches else epochs  # the newest epoch with batches that count
+    processes = [before for before in processes if before["from_epoch"] <= kept]
+    if not processes or processes[-1] | {"from_epoch": epochs + 1} != process:
         processes.append(process)
     with atomic_write(path) as temporary:
         text = json.dumps({**now, "processes": processes}, indent=2) + "\n"

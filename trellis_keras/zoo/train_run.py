@@ -229,7 +229,7 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
     def write_records(logs):
         run.write_recipe(recipe, folder)
         if not is_finished:
-            record(folder / run.ENVIRONMENT, recipe.dtype_policy, epochs + 1)
+            record(folder / run.ENVIRONMENT, recipe.dtype_policy, epochs, batches)
 
     last = [keras.callbacks.LambdaCallback(on_train_begin=write_records)]
     if limit is not None:  # also after it: a run stopped by the limit is not finished
