@@ -45,7 +45,7 @@ model.compile("adam")
 model.fit(x[~test], y[~test], batch_size=64, epochs=10, verbose=2)
 
 representative = x[~test][::20]
-options = {"series": {"inputs": ["ax", "ay", "az", "wx", "wy", "wz"]}, "overwrite": True}
+options = {"overwrite": True}
 export(model, FOLDER / "build" / "exercises.c", format="c", **options)
 export(
     model,
