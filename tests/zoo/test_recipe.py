@@ -103,6 +103,8 @@ def test_wrong_values(option, value):
         ("tcn_seq_mnist", "weight_decay", -0.1),
         ("tcn_seq_mnist", "weight_decay", "small"),
         ("tcn_seq_mnist", "warmup_steps", -5),
+        ("tcn_seq_mnist", "decay_steps", "few"),
+        ("tcn_seq_mnist", "use_ema", True),
         ("tcn_seq_mnist", "shift", -1),
         ("tcn_seq_mnist", "shift", 1.5),
         ("trellisnet_seq_cifar10", "flip", 2),
@@ -249,12 +251,15 @@ def test_a_cycle_that_does_not_end_with_the_last_epoch_is_announced():
     recipe = zoo.recipe("tcn_adding", setting="fast", filters=2, depth=1, data_options=few)
     model, loaded = recipe.build(), recipe.load_data()
 
-    def warnings(**options):
-        lines = describe(recipe.replace(epochs=2, **options), model, loaded).splitlines()
+    def warnings(is_new=True, **options):
+        longer = recipe.replace(epochs=2, **options)
+        lines = describe(longer, model, loaded, is_new=is_new).splitlines()
         return [line for line in lines if "WARNING" in line]
 
     (warning,) = warnings(warmup_steps=1, decay_steps=9)
     assert "falls to 0 in 10 steps, but the run has 4: set --decay-steps 3" in warning
+    (warning,) = warnings(is_new=False, warmup_steps=1, decay_steps=9)
+    assert "train anew with --decay-steps 3" in warning
     assert warnings(warmup_steps=1, decay_steps=3) == []
     assert warnings(warmup_steps=None, decay_steps=None) == []
 

@@ -150,13 +150,24 @@ def test_another_model_is_refused(tmp_path, finished_run):
 # Damage and wrong folders
 
 
-def test_a_trained_model_without_checkpoints_is_not_replaced(finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
+@pytest.mark.parametrize("lost", [(), ("history.csv",), ("history.csv", "recipe.json")])
+def test_a_trained_model_without_checkpoints_is_not_replaced(finished_run, tmp_path, lost):
+    run, recipe = shutil.copytree(finished_run, tmp_path / "run"), zoo.read_recipe(finished_run)
     shutil.rmtree(run / "checkpoints")
-    before = (run / "best.keras").read_bytes(), (run / "history.csv").read_bytes()
+    for name in lost:
+        (run / name).unlink()
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with pytest.raises(ValueError, match="no checkpoint from which to resume"):
-        zoo.train(zoo.read_recipe(run), run, verbose=0)
-    assert ((run / "best.keras").read_bytes(), (run / "history.csv").read_bytes()) == before
+        zoo.train(recipe, run, verbose=0)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_text_too_short_to_evaluate_is_refused_before_training(tmp_path):
+    options = {"path": write_text(tmp_path / "text.txt"), "split": [0.9, 0.09, 0.01]}
+    recipe = tiny_recipe(tmp_path, data_options=options, batch_size=32)
+    with pytest.raises(ValueError, match="`batch_size` must be at most .* targets"):
+        zoo.train(recipe, tmp_path / "run", verbose=0)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "history.csv"])

@@ -19,7 +19,7 @@ from trellis_keras.zoo.registry import Recipe
 from trellis_keras.zoo.run import BEST, CHECKPOINTS, FILES, best_epoch, history, resuming
 
 
-def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
+def describe(recipe: Recipe, model: keras.Model, loaded: Any, *, is_new: bool) -> str:
     """Returns a summary of a run in lines: model, data, batches, training, arithmetic."""
     training, options = recipe.training, recipe.training.options()
     sizes = ", ".join(f"{k} {size:,}" for k, size in loaded.sizes.items())
@@ -45,9 +45,10 @@ def describe(recipe: Recipe, model: keras.Model, loaded: Any) -> str:
         cycle, steps = warmup + options["decay_steps"], len(recipe.batches(loaded.train))
         steps *= training.epochs
         if steps != cycle:
+            then = "set" if is_new else "train anew with"
             lines.append(
                 f"WARNING: the learning rate falls to 0 in {cycle:,} steps, but the run has "
-                f"{steps:,}: set --decay-steps {max(steps - warmup, 1)}"
+                f"{steps:,}: {then} --decay-steps {max(steps - warmup, 1)}"
             )
     compiler = "compiled by XLA" if model.jit_compile else "without XLA"
     why = "chosen for model and machine" if recipe.jit_compile is None else "as requested"

@@ -169,8 +169,10 @@ def _continued(recipe, folder, state):
                 f"A run in {folder} would replace its data, {data}. Choose another folder."
             )
     if not (folder / run.RECIPE).exists() or state is None:
-        # A process killed between the records of its first epoch and the checkpoint leaves one row.
-        if len(run.history(folder)) > 1:
+        # A process killed between the records of its first epoch and the checkpoint leaves one row,
+        # and then perhaps a model.
+        rows = len(run.history(folder))
+        if rows > 1 or (not rows and (folder / run.BEST).exists()):
             raise ValueError(
                 f"{folder} has a trained model, which training would replace, but no checkpoint "
                 f"from which to resume. Choose another folder, or restore {run.CHECKPOINTS}."
@@ -195,6 +197,7 @@ def _compared(recipe):
 def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, limit, save_minutes):
     train_stream = recipe.batches(loaded.train, shuffle=True)
     valid_stream = recipe.batches(loaded.valid)
+    recipe.batches(loaded.test)  # raises now, rather than after training, if it is too short
     epochs, batches = (state["epoch"], state["batch"]) if state else (0, 0)
     is_finished = state is not None and is_complete(state, recipe.training.epochs)
     if hasattr(train_stream, "epoch"):
@@ -208,7 +211,7 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
     if not (folder / run.RECIPE).exists():
         _write_settings(recipe, folder)
     if verbose:
-        print(printable(describe(recipe, model, loaded)), flush=True)
+        print(printable(describe(recipe, model, loaded, is_new=state is None)), flush=True)
     # Each epoch has its own order, also after a resume.
     order = [EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
     # StopOnNaN first, so that no other callback records an epoch with a NaN loss. The recipe's and

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from trellis_keras import training
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer, check_positive
 
 # The classes of each part by the names that options take. An untrusted recipe can create objects of
 # these classes only.
@@ -118,9 +118,15 @@ class Training:
             if not is_number or not value >= 0 or (name == "clip_norm" and value == 0):
                 wanted = "positive" if name == "clip_norm" else "0 or more"
                 raise ValueError(f"`{name}` must be a number, {wanted}. Received: {value!r}")
+        if own.get("use_ema") and not own["ema_overwrite_frequency"]:
+            raise ValueError(
+                "`use_ema` needs `ema_overwrite_frequency`: without it the averages reach the "
+                "weights only after training, when the best model has been saved."
+            )
         if self.schedule is not None and own["decay_steps"]:
             raise ValueError(
-                "A `schedule` changes a constant learning rate. Omit it, or `decay_steps`. "
+                "A `schedule` changes a constant learning rate. Set it to None, or omit "
+                "`decay_steps`. "
                 f"Received: {type(self.schedule).__name__}, decay_steps={own['decay_steps']}"
             )
 
@@ -354,7 +360,9 @@ def _cycle(arguments):
         if arguments.get("warmup_steps"):
             raise ValueError("`warmup_steps` needs `decay_steps`.")
         return rate
-    return one_cycle(rate, warmup_steps=arguments.get("warmup_steps"), decay_steps=decay_steps)
+    warmup_steps = check_integer("warmup_steps", arguments.get("warmup_steps") or 0, minimum=0)
+    check_positive(decay_steps=decay_steps)
+    return one_cycle(rate, warmup_steps=warmup_steps, decay_steps=decay_steps)
 
 
 def _copy(part):
