@@ -290,7 +290,10 @@ def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, monk
     with pytest.raises(ValueError, match=f"remaining {8 - batches}"):
         fit_on(eight_batches(), model(), 3, *callbacks())
     resumed, stream = model(), eight_batches()
-    resumed.test_on_batch(*stream[0])
+    if keras.backend.backend() == "tensorflow":  # JAX makes the metrics before training begins
+        with pytest.raises(ValueError, match="Evaluate a batch first"):
+            fit_on(RestOfEpoch(stream, batches), resumed, 2, *callbacks())
+    resumed.evaluate(stream, steps=1, verbose=0)
     rest = fit_on(RestOfEpoch(stream, batches), resumed, 2, *callbacks())
     assert {k: v[1] for k, v in history.items()} == {k: v[0] for k, v in rest.items()}
     assert stream.epoch, "the rest says when it ends"

@@ -25,6 +25,6 @@ def monitored_value(callback: keras.callbacks.Callback, logs: Logs) -> float:
         raise ValueError(
             f"{type(callback).__name__} monitors {callback.monitor!r}, which is missing from the "
             f"logs of this epoch: {sorted(logs or {})}. Set `monitor` to one of these, or pass "
-            "`validation_data` to `fit`."
+            "`validation_data` to `fit`, with validation_freq=1."
         )
     return float(logs[callback.monitor])

@@ -59,8 +59,9 @@ class Checkpoint(keras.callbacks.Callback):
     between batches are only in checkpoints within an epoch, because `LanguageModel` resets them
     when an epoch starts.
 
-    To resume from a checkpoint within an epoch, `fit` must receive the remaining batches of that
-    epoch, and stop after it: see `RestOfEpoch`.
+    To resume from a checkpoint within an epoch, the model must have the variables of its metrics,
+    and `fit` must receive the remaining batches of that epoch, and stop after it: see
+    `RestOfEpoch`.
 
     Args:
         directory: Folder of the checkpoints, created if needed.
@@ -246,6 +247,7 @@ class RestOfEpoch(keras.utils.PyDataset):
     >>> checkpoint = trellis_keras.training.Checkpoint("run/in_parts", save_minutes=10)
     >>> epoch, batches = trellis_keras.training.checkpoint_progress("run/in_parts")
     >>> if batches:
+    ...     model.evaluate(train, steps=1, verbose=0)  # creates the variables of the metrics
     ...     rest = trellis_keras.training.RestOfEpoch(train, batches)
     ...     stop = keras.callbacks.LambdaCallback(  # after this epoch
     ...         on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True))
@@ -394,10 +396,12 @@ def _assign(model, kinds, state, arrays, path):
         if len(variables) != len(saved):
             ours, theirs = [v.path for v in variables], [entry["path"] for entry in saved]
             extra = max(ours, theirs, key=len)[min(len(ours), len(theirs))]
+            by_metrics = kind == TRANSIENT and len(ours) < len(theirs)
+            remedy = " Evaluate a batch first: that creates the variables of metrics."
             raise ValueError(
                 f"{path} is a checkpoint of another model or optimizer. It has {len(theirs)} "
                 f"{kind} variables, the model has {len(ours)}; the first without a counterpart is "
-                f"{extra!r}. Nothing was changed."
+                f"{extra!r}. Nothing was changed.{remedy if by_metrics else ''}"
             )
     for variable, array in pairs:
         variable.assign(array)
