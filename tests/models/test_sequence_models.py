@@ -124,6 +124,35 @@ def test_a_regressor_has_the_mean_squared_error(per_step):
     assert model.evaluate(x, y[..., None], verbose=0) == pytest.approx(error, rel=1e-5)
 
 
+@pytest.mark.both_backends
+@pytest.mark.parametrize("per_step", [False, True])
+def test_targets_of_weight_0_may_be_missing(per_step):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 5, 2))
+    y = rng.normal(size=(6, 5, 2) if per_step else (6, 2))
+    weight = np.ones(y.shape[:-1])
+    weight[2] = 0
+    losses = []
+    for missing in (0.0, np.nan):
+        y[2] = missing
+        keras.utils.set_random_seed(0)
+        backbone = keras.layers.GRU(3, return_sequences=per_step)
+        model = SequenceRegressor(backbone, 2, per_step=per_step, seed=0)
+        model.compile("adam", run_eagerly=True)
+        fitted = model.fit(x, y, sample_weight=weight, epochs=2, shuffle=False, verbose=0)
+        losses += fitted.history["loss"]
+    assert losses[:2] == losses[2:] and np.all(np.isfinite(losses))
+
+
+def test_a_model_that_masks_padding_does_not_stream():
+    embedding = keras.layers.Embedding(9, 4, mask_zero=True)
+    model = SequenceClassifier(keras.layers.GRU(3), 3, embedding=embedding)
+    model.build((None, None))
+    for read in (lambda: model.initial_cache(1), lambda: model.step(np.array([3]), None)):
+        with pytest.raises(ValueError, match="mask_zero=True"):
+            read()
+
+
 def test_a_loss_of_keras_is_the_mean_that_keras_has(tmp_path):
     """Its reduction divides by all steps, whatever their weights are."""
     model = SequenceRegressor(Mix(True), 2, per_step=True)
@@ -499,6 +528,7 @@ WRONG_MODELS = [
     (lambda: SequenceClassifier(stateful_inside(), 2), "stateful"),
     (lambda: SequenceClassifier(lstm(False), 0), "num_classes"),
     (lambda: SequenceRegressor(lstm(False), 0), "units"),
+    (lambda: SequenceRegressor(lstm(False), activation=ops.tanh), "activation"),
     (lambda: classifier(input_dropout=1), "input_dropout"),
     (lambda: masking(normalize=True), "Masking"),
     (lambda: classifier().build((4, 5)), "batch, time, channels"),

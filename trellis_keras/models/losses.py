@@ -120,6 +120,12 @@ def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
     return _tensorflow.add_axes(weight, rank)
 
 
+def counted_targets(y_true: Tensor, weight: Tensor) -> Tensor:
+    """Returns targets with 0 where the weight, over leading axes, is 0: they may be NaN there."""
+    is_counted = ops.not_equal(expand_to_rank(weight, len(y_true.shape)), 0)
+    return ops.where(is_counted, y_true, ops.zeros_like(y_true))
+
+
 # The terms of a language model's loss. `weight` is (batch, n), 0 where a token does not count.
 
 

@@ -23,6 +23,7 @@ from trellis_keras.models.base import (
     embed,
     serialize_unbuilt,
 )
+from trellis_keras.models.losses import counted_targets
 from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
@@ -81,6 +82,10 @@ class SequenceModel(BackboneModel):
             raise ValueError(
                 "Sequences are independent, so the backbone must have stateful=False. "
                 f"Received: {backbone}"
+            )
+        if not isinstance(activation, str | None):
+            raise ValueError(
+                f"`activation` must be the name of an activation. Received: {activation!r}"
             )
         if embedding is not None and normalize:
             raise ValueError("Token ids cannot be normalized: `embedding` needs normalize=False.")
@@ -368,6 +373,8 @@ class SequenceModel(BackboneModel):
 
     def _loss_terms(self, x, y, y_pred, weight):
         """Returns targets, outputs and weights as the loss takes them."""
+        if self._uses_default_loss:  # other losses may take targets of other shapes
+            y = counted_targets(y, weight)
         return y, y_pred, weight
 
     # Data, checked before training begins
@@ -442,6 +449,19 @@ class SequenceModel(BackboneModel):
 
     # Streaming
 
+    def stream(self) -> Any:
+        """Returns the backbone's stream, see `keras_streams.to_stream`.
+
+        Raises:
+            ValueError: If the backbone does not stream, or the embedding masks padding.
+        """
+        if self.embedding is not None and self.embedding.mask_zero:
+            raise ValueError(
+                f"{self.name} has an embedding with mask_zero=True, but a stream has no masked "
+                "steps. Set mask_zero=False and do not feed padding to the stream."
+            )
+        return super().stream()
+
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Reads one step of each row, with constant work per step.
 
@@ -468,12 +488,8 @@ class SequenceModel(BackboneModel):
     def export_stream(self) -> ExportedStream:
         """Returns the stream that exporters of steps write, with its outputs for a reader."""
         self.check_adapted()
+        self.stream()  # raises if the model does not stream
         embedding = self.embedding
-        if embedding is not None and embedding.mask_zero:
-            raise ValueError(
-                f"{self.name} has an embedding with mask_zero=True, but a stream has no masked "
-                "steps. Set mask_zero=False and do not feed padding to the stream."
-            )
         return self._exported_stream(
             self.step,
             self.prefill,
