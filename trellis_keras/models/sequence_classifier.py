@@ -11,7 +11,7 @@ from keras import ops
 from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import check_built
 from trellis_keras.layers.checks import check_choice, check_integer
-from trellis_keras.models.base import BackboneModel, check_rank
+from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_model import SequenceModel
 
 
@@ -227,11 +227,17 @@ class SequenceClassifier(SequenceModel):
         if y.dtype.kind in "OSU":
             raise ValueError(
                 f"Labels must be whole numbers in [0, {self.num_classes}), or, in arrays, names "
-                f"among class_names={self.class_names}. Received: labels such as {str(y.flat[0])!r}"
+                f"among `class_names`, here {self.class_names}. Received: labels such as "
+                f"{str(y.flat[0])!r}"
             )
         if y.ndim == 2 + self.per_step and y.shape[-1] == 1:  # Keras takes such labels too
             y = y[..., 0]
-        check_rank("y", y, "(batch, time)" if self.per_step else "(batch)")
+        if y.ndim != 1 + self.per_step:
+            axes = "(batch, time)" if self.per_step else "(batch)"
+            raise ValueError(
+                f"`y` must have axes {axes}, with class numbers rather than one-hot rows. "
+                f"Received: shape {y.shape}"
+            )
         whole = np.issubdtype(y.dtype, np.integer) or np.all(np.floor(y) == y)
         if not whole or y.size and not 0 <= y.min() <= y.max() < self.num_classes:
             raise ValueError(

@@ -63,7 +63,10 @@ class SequenceRegressor(SequenceModel):
             return
         check_rank("y", y, "(batch, time, units)" if self.per_step else "(batch, units)")
         if y.shape[-1] != self.units:
-            raise ValueError(f"`y` must have {self.units} units. Received: shape {y.shape}")
+            raise ValueError(
+                f"The last axis of `y` must have the model's units={self.units}. Received: shape "
+                f"{y.shape}"
+            )
 
     def get_config(self) -> dict:
         return {**super().get_config(), "units": self.units, "per_step": self.per_step}

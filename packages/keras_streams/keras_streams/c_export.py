@@ -86,7 +86,8 @@ def write_c(
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
         raise ValueError(
             "`path` must end in .c, and its name must be a C identifier (the prefix of all "
-            f"functions), such as model.c. Received: {path}"
+            "functions), such as model.c. For another format, set `format`. "
+            f"Received: {path}"
         )
     prefix, in_file = path.stem, weights == "file"
     test, binary = path.with_name(f"{prefix}_test.c"), path.with_suffix(".bin")
