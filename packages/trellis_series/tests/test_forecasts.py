@@ -126,6 +126,11 @@ def test_series_too_short_for_a_season_or_for_windows_are_counted():
         forecasts.cross_validation(data, 6)
 
 
+def test_a_horizon_longer_than_the_series_is_warned_of():
+    with pytest.warns(UserWarning, match="6 steps is longer than the longest series, of 5"):
+        Forecasts(6, network=None).fit(table(DAY[:5]))
+
+
 def test_covariates_known_up_to_the_present_are_read():
     rng = np.random.default_rng(0)
     lead = rng.normal(size=500)
@@ -312,3 +317,15 @@ def test_pictures_have_history_forecast_and_band(fitted):
     figure = fitted.plot(max_insample_length=50)
     assert sum(bool(ax.lines) for ax in figure.axes) == 2
     assert all(ax.collections for ax in figure.axes)
+
+
+def test_pictures_mark_where_the_forecast_begins():
+    load = noisy(60).set_index("ds")["y"].rename("load")
+    forecasts = Forecasts(6, network=None, target_col="load").fit(load)
+    backtest = forecasts.cross_validation(load, 2)
+    together = pd.concat([backtest, forecasts.predict()])
+    for found, marks in ((together, [load.index[-1]]), (backtest, [])):
+        (ax,) = forecasts.plot(load, found).axes
+        assert ax.get_title() == "load"
+        lines = [line.get_xdata() for line in ax.lines]
+        assert [x[0] for x in lines if len(x) == 2 and x[0] == x[1]] == marks

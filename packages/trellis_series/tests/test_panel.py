@@ -50,6 +50,25 @@ def test_a_time_between_or_far_from_the_steps_is_named(freq, wrong):
         predicted(times)
 
 
+def test_a_frequency_at_which_most_rows_are_missing_is_refused():
+    months = pd.date_range("2018-01-01", periods=60, freq="MS")
+    stores = [pd.DataFrame({"unique_id": i, "ds": months, "y": Y[:60]}) for i in range(3)]
+    named = r"180 rows, but 5,208 more .* 'D'\. .*freq='MS' \(--freq MS\)"
+    with pytest.raises(ValueError, match=named):
+        Forecasts(3, freq="D").fit(pd.concat(stores))
+    steps = np.array([0, 7, 15, 21, 30, 36])
+    for freq in (None, 1):  # the greatest common step
+        with pytest.raises(ValueError, match="6 rows, but 31 more .* 1. .*aggregate"):
+            Forecasts(3, freq=freq).fit(pd.DataFrame({"ds": steps, "y": Y[:6]}))
+
+
+@pytest.mark.parametrize("kept", [[*range(20), *range(90, 110)], range(0, 110, 2)])
+def test_a_long_outage_and_every_second_row_are_filled(kept):
+    times = pd.date_range("2024-01-01", periods=110, freq="h")[list(kept)]
+    with pytest.warns(UserWarning, match="missing rows were added"):
+        Forecasts(3, freq="h").fit(pd.DataFrame({"ds": times, "y": Y[: len(times)]}))
+
+
 @pytest.mark.parametrize("dayfirst", [None, True, False])
 @pytest.mark.parametrize(
     ("form", "is_dayfirst"),
@@ -97,7 +116,7 @@ def test_columns_may_have_any_names(tmp_path):
         ("y", [1.0, np.inf, 2, 3], "'y'.*: inf"),
         ("y", [1.0, "many", 2, 3], "'y'"),
         ("x", [1.0, np.inf, 2, 3], "'x'.*: inf"),
-        ("ds", [0, 1, 1, 2], "two rows"),
+        ("ds", [0, 1, 1, 2], "two rows.*--series COLUMN"),
         ("unique_id", ["a", None, "a", "a"], "'unique_id'"),
         ("unique_id", ["a", "b", "a", "a"], "'b'"),  # a series without values
     ],

@@ -1,5 +1,7 @@
 """The command, from a file to a forecast, a picture and a verdict."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,7 +46,9 @@ def test_a_file_becomes_a_forecast_a_table_and_a_picture(folder):
     assert list(pd.read_csv("h.csv"))[-1] == "ours-hi-95"
     for option in ("--horizon 12", "--season 24", "--no-network", "--target load", "--save k"):
         options = ["old.csv", "--model", "kept", *option.split(), "--output", "i.csv"]
-        assert option.removeprefix("--no-").strip("-").split()[0] in run(*options, fails=True)
+        assert f"leave out {option.split()[0]}." in run(*options, fails=True)
+    options = ["old.csv", "--model", "kept", *FILE[1:5], "--no-network", "--output", "i.csv"]
+    assert "leave out --target, --time, --no-network." in run(*options, fails=True)
 
 
 def test_rivals_are_in_the_table_if_they_are_installed(folder):
@@ -81,6 +85,17 @@ def test_covariates_of_the_future_follow_the_last_value(folder):
     assert pd.read_csv("f.csv")["time"][0] == str(TIMES[N - 12])
 
 
+@pytest.mark.parametrize("horizon", [12, 13])
+def test_missing_covariates_are_named_before_the_backtest(folder, monkeypatch, horizon):
+    table = pd.read_csv("load.csv").assign(holiday=1.0)
+    table.loc[N - 12 :, ["load", *["holiday"] * (horizon == 12)]] = np.nan
+    table.to_csv("load.csv", index=False)
+    monkeypatch.setattr(cli.Forecasts, "cross_validation", None)
+    message = run(*FILE, "--horizon", horizon, "--future", "holiday", fails=True)
+    assert f"The {horizon} rows after" in message and "'holiday'" in message
+    assert "X_df" not in message
+
+
 def test_the_worst_series_are_named(folder):
     table = pd.read_csv("load.csv")
     houses = [table.assign(house=f"h{i}") for i in range(2)]
@@ -99,7 +114,7 @@ def test_the_worst_series_are_named(folder):
             "naive",
             "not 0, as its own are",
         ),
-        (np.full(N, 3.1), "ours", " 0% below"),
+        (np.full(N, 3.1), "ours", "errors of both are equal"),
         (1e9 + ((LOAD - 90) / 40).cumsum(), "ours", "% below"),
     ],
     ids=["off", "constant", "meter"],
@@ -111,10 +126,35 @@ def test_rounding_is_no_error(folder, load, kind, verdict):
     assert kind in pd.read_csv("f.csv")
 
 
-def test_short_series_say_so(folder):
-    pd.DataFrame({"y": RNG.normal(size=20).cumsum()}).to_csv("y.csv", index=False)
-    output = run("y.csv", "--target", "y", "--horizon", 12, "--output", "f.csv")
-    assert "no backtest" in output and "too short" in output
+@pytest.mark.parametrize(
+    ("large", "small", "verdict"),
+    [
+        (RNG.normal(size=N).cumsum(), LOAD, "series, are .* below .*, but the mean .* is higher"),
+        (LOAD - 100, RNG.normal(size=N).cumsum(), "series, are .* above .*, but .* is lower"),
+        (LOAD, LOAD, r"its series, are \d+% below .* naive forecast\.$"),
+    ],
+)
+def test_the_verdict_says_that_series_count_alike(folder, large, small, verdict):
+    parts = [1_000 * large, *[small] * 3]
+    tables = [pd.DataFrame({"time": TIMES, "load": y, "n": i}) for i, y in enumerate(parts)]
+    pd.concat(tables).to_csv("load.csv", index=False)
+    output = run(*FILE, "--series", "n", "--season", 24, "--no-rivals", "--no-network")
+    assert re.search(verdict, output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (1, "1 of 1 series is too short to calibrate its band, which is at least"),
+        (2, "2 of 2 series are too short to calibrate their bands, which are at least"),
+    ],
+)
+def test_short_series_say_so(folder, count, message):
+    table = pd.DataFrame({"y": RNG.normal(size=20).cumsum()})
+    pd.concat([table.assign(n=i) for i in range(count)]).to_csv("y.csv", index=False)
+    options = ("--target", "y", "--series", "n", "--horizon", 12, "--output", "f.csv")
+    output = run("y.csv", *options)
+    assert "no backtest" in output and message in output
 
 
 @pytest.mark.parametrize(
@@ -145,10 +185,24 @@ def test_files_are_replaced_only_if_asked(folder):
     assert (folder / "f.csv").read_text() == "mine"
 
 
-def test_messages_escape_what_a_terminal_would_interpret(folder, capsys, monkeypatch):
+@pytest.fixture
+def failed(folder, capsys, monkeypatch):
+    def failed(*arguments):
+        arguments = ["trellis-series", "forecast", *arguments, "--output", "f.csv"]
+        monkeypatch.setattr("sys.argv", arguments)
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().err
+
+    return failed
+
+
+def test_messages_escape_what_a_terminal_would_interpret(folder, failed):
     (folder / "x.csv").write_text("a\x1b]0;title\x07,b\n1,2\n")
-    arguments = ["forecast", "x.csv", "--target", "c", "--output", "f.csv"]
-    monkeypatch.setattr("sys.argv", ["trellis-series", *arguments])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "\x1b" not in capsys.readouterr().err
+    assert "\x1b" not in failed("x.csv", "--target", "c")
+
+
+def test_missing_files_are_named_in_words(failed):
+    assert failed("lod.csv", "--target", "load") == "Error: There is no file lod.csv.\n"
+    found = failed("load.csv", "--model", "nosuch", "--target", "load")
+    assert found == "Error: There is no file nosuch/forecasts.json.\n"

@@ -18,9 +18,9 @@ from trellis_keras.terminal import printable
 from trellis_series.ensemble import fill
 from trellis_series.files import read_csv
 from trellis_series.forecasts import Forecasts, check_levels
-from trellis_series.panel import Columns, check_columns, read_panel, to_frame
+from trellis_series.panel import Columns, check_columns, read_future, read_panel, to_frame
 from trellis_series.saving import check_folder
-from trellis_series.times import parse_times
+from trellis_series.times import parse_times, time_range
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _WINDOWS = 5  # of the backtest, unless a series is too short
@@ -31,7 +31,7 @@ _RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
 _HISTORY = 5  # horizons in the picture, before the backtest
 _STEP = "step"  # the column of times of a file without one
 _KINDS = ("ours", "naive")
-_OF_FITS = (  # options that forecasts keep
+_OF_FITS = (  # options that concern fitting
     *("target", "time", "series", "past", "future", "static", "horizon"),
     *("season", "freq", "windows", "network", "rivals", "save"),
 )
@@ -112,13 +112,17 @@ def forecast(
     frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
     backtest = None
     if model is not None:
-        typed = context.get_parameter_source("output")  # which is required
-        own = [name for name in _OF_FITS if context.get_parameter_source(name) is typed]
-        if own:
-            raise ValueError(
-                f"{model} was fitted with options of its own. Leave out --{own[0]}, or --model."
-            )
         forecasts = Forecasts.load(model)
+        typed = context.get_parameter_source("output")  # which is required
+        passed = [
+            f"--no-{name}" if context.params[name] is False else f"--{name}"
+            for name in _OF_FITS
+            if context.get_parameter_source(name) is typed
+        ]
+        if passed:
+            raise ValueError(
+                f"{model} is already fitted. With --model, leave out {', '.join(passed)}."
+            )
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
         found = forecasts.predict(known, ahead, level or None, naive=True)
     else:
@@ -145,18 +149,23 @@ def forecast(
         if save is not None:
             check_folder(save, overwrite)
         known, ahead = _split(frame, forecasts.columns, file, dayfirst)
-        backtest, of_naive = _backtest(forecasts, known, windows, rivals)
+        if ahead is not None:
+            _check_ahead(forecasts, known, ahead)
+        backtest, errors = _backtest(forecasts, known, windows, rivals)
         if backtest is not None:
             # Trained once, and left out where it did not help.
             forecasts.network = forecasts.backtest_network
-            forecasts.beats_naive = of_naive <= 1
+            forecasts.beats_naive = bool(_of_naive(errors)["ours"] <= 1)
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
-        typer.echo(f"\n{_verdict(of_naive, fallback)}")
+        typer.echo(f"\n{_verdict(errors, fallback)}")
         few = sum(model.has_few_origins for model in forecasts.models.values())
         if few:
+            short = "is too short to calibrate its band, which is"
+            if few > 1:
+                short = "are too short to calibrate their bands, which are"
             typer.echo(
-                f"{few:,} of {len(forecasts.models):,} series are too short to know how wide a "
-                "band must be: theirs are at least those of the naive forecast."
+                f"{few:,} of {len(forecasts.models):,} series {short} at least the naive "
+                "forecast's."
             )
     kind, other = ("naive", "ours") if fallback and forecasts.beats_naive is False else _KINDS
     written = found.drop(columns=[name for name in found if name.split("-")[0] == other])
@@ -200,11 +209,21 @@ def _split(frame, columns, file, dayfirst):
     return frame[~is_ahead], frame[is_ahead] if columns.future else None
 
 
+def _check_ahead(forecasts, known, ahead):
+    """Raises ValueError unless the last rows have the covariates of all steps to forecast."""
+    panel, freq, encoding = read_panel(known, forecasts.columns, forecasts.freq)
+    steps = {
+        series.name: time_range(freq, series.times[-1], periods=forecasts.horizon + 1)[1:]
+        for series in panel
+    }
+    read_future(ahead, forecasts.columns, encoding, steps)
+
+
 def _backtest(forecasts, frame, windows, rivals):
     """Prints a table of errors on the last windows.
 
     Returns:
-        The forecasts of these windows, and their error divided by that of the naive forecast; or
+        The forecasts of these windows, and the mean error of each series (rows) and forecast; or
         `None` for both if the series are too short.
     """
     columns, horizon = forecasts.columns, forecasts.horizon
@@ -221,11 +240,8 @@ def _backtest(forecasts, frame, windows, rivals):
     errors = errors.groupby(columns.id, sort=False)[kinds].mean()
     size = known[columns.target].abs().groupby(known[columns.id], sort=False).mean()
     errors = errors.where(errors.gt(_ROUNDING * size, axis=0), 0.0)  # of a constant series
-    # A series counts by the larger of the two errors that are compared.
-    largest = errors[list(_KINDS)].max(axis=1)
-    ratios = errors.div(largest.where(largest > 0), axis=0).fillna(1.0)  # both may be 0
-    of_naive = ratios.mean() / ratios["naive"].mean()  # infinite where naive has no error
-    table = pd.DataFrame({"mean error": errors.mean().map("{:.5g}".format), "of naive": of_naive})
+    means = errors.mean().map("{:.5g}".format)
+    table = pd.DataFrame({"mean error": means, "of naive": _of_naive(errors)})
     for kind, p in itertools.product(_KINDS, forecasts.levels):
         low, high = (known[f"{kind}-{end}-{p}"] for end in ("lo", "hi"))
         table.loc[kind, f"in {p} % band"] = known[columns.target].between(low, high).mean()
@@ -238,20 +254,41 @@ def _backtest(forecasts, frame, windows, rivals):
             f"{printable(str(name), lines=False)} {ratio:.2f}" for name, ratio in worst.items()
         )
         typer.echo(f"\nOf naive, the worst series: {named}")
-    return found, float(of_naive["ours"])
+    return found, errors
 
 
-def _verdict(of_naive, fallback):
+def _of_naive(errors):
+    """Returns the errors divided by those of the naive forecast, where all series count alike."""
+    # A series counts by the larger of the two errors that are compared.
+    largest = errors[list(_KINDS)].max(axis=1)
+    ratios = errors.div(largest.where(largest > 0), axis=0).fillna(1.0)  # both may be 0
+    return ratios.mean() / ratios["naive"].mean()  # infinite where naive has no error
+
+
+def _verdict(errors, fallback):
     """Returns which forecast the backtest favors, in a line."""
-    if of_naive is None:
+    if errors is None:
         return "There is no backtest: the series are too short for one."
-    if of_naive <= 1:
-        below = f"{1 - of_naive:.0%} below those of the seasonal naive forecast"
-        return f"The backtest favors this forecast: its errors are {below}."
+    of_naive, mean = _of_naive(errors)["ours"], errors.mean()
+    if of_naive == 1:
+        return "The backtest favors neither forecast: the errors of both are equal."
+    relative = ", each relative to its series," if len(errors) > 1 else ""
+    difference = abs(of_naive - 1)
+    amount = f"{difference:.0%}" if difference >= 0.005 else "less than 1%"
+    but = ", but the mean error, which large series dominate, is "
+    if of_naive < 1:
+        but = f"{but}higher" if mean["ours"] > mean["naive"] else ""
+        return (
+            f"The backtest favors this forecast: its errors{relative} are {amount} below those of "
+            f"the seasonal naive forecast{but}."
+        )
+    but = f"{but}lower" if mean["ours"] < mean["naive"] else ""
     written = ", which is written instead (--no-fallback writes ours)" if fallback else ""
-    is_finite = np.isfinite(of_naive)
-    above = f"{of_naive - 1:.0%} above its own" if is_finite else "not 0, as its own are"
-    return f"The backtest favors the seasonal naive forecast{written}: our errors are {above}."
+    above = f"{amount} above its own" if np.isfinite(of_naive) else "not 0, as its own are"
+    return (
+        f"The backtest favors the seasonal naive forecast{written}: our errors{relative} are "
+        f"{above}{but}."
+    )
 
 
 @np.errstate(invalid="ignore")  # of constant series
@@ -289,5 +326,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        typer.echo(f"Error: {printable(str(error))}", err=True)
+        text = str(error)
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            text = f"There is no file {error.filename}."
+        typer.echo(f"Error: {printable(text)}", err=True)
         sys.exit(1)

@@ -17,7 +17,7 @@ from trellis_keras.layers.checks import check_positive
 from trellis_series import network_expert, saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
-from trellis_series.panel import Columns, History, read_future, read_panel, to_frame
+from trellis_series.panel import UNNAMED, Columns, History, read_future, read_panel, to_frame
 from trellis_series.stream import ForecastStream, export
 from trellis_series.times import parse_times, time_grid, time_range
 
@@ -118,6 +118,13 @@ class Forecasts:
         """Fits the forecasts to a table."""
         frame = to_frame(df, self.columns)
         panel, self.fitted_freq, self.encoding = read_panel(frame, self.columns, self.freq)
+        longest = max(len(series.y) for series in panel)
+        if self.horizon > longest:
+            warnings.warn(
+                f"The horizon of {self.horizon:,} steps is longer than the longest series, of "
+                f"{longest:,}. Pass a shorter `horizon` (--horizon).",
+                stacklevel=2,
+            )
         self.models = self._fit(panel)
         return self
 
@@ -369,6 +376,8 @@ class Forecasts:
     def plot(self, df: Any = None, forecasts: pd.DataFrame | None = None, **options: Any) -> Any:
         """Draws series with forecasts and bands, by `utilsforecast.plotting.plot_series`.
 
+        A vertical line marks the last known value, where forecasts continue after it.
+
         Args:
             df: Table. Defaults to `None`, the last values that the forecasts read.
             forecasts: Data frame from `predict` or `cross_validation`, or several concatenated.
@@ -380,13 +389,26 @@ class Forecasts:
         """
         columns = self.columns
         roles = {role: str(name) for role, name in columns.roles.items()}
+        series, time, target = roles.values()
         forecasts = self.predict() if forecasts is None else forecasts
         frame = self._recent() if df is None else to_frame(df, columns)
-        return plot_series(
-            self._drawable(frame[[columns.id, columns.time, columns.target]]),
-            self._drawable(forecasts.drop(columns=["cutoff", columns.target], errors="ignore")),
-            **{"level": list(self.levels), **options, **roles},
-        )
+        known = self._drawable(frame[[columns.id, columns.time, columns.target]])
+        ahead = self._drawable(forecasts.drop(columns=["cutoff", columns.target], errors="ignore"))
+        figure = plot_series(known, ahead, **{"level": list(self.levels), **options, **roles})
+        last = known.dropna(subset=target).groupby(series, observed=True)[time].max()
+        ends = ahead.groupby(series, observed=True)[time].max()
+        begins = {
+            f"{series}={name}": last[name]
+            for name, end in ends.items()
+            if end > last.get(name, end)
+        }
+        for ax in getattr(figure, "axes", ()):  # which plotly's figures lack
+            title = ax.get_title()
+            if title in begins:
+                ax.axvline(begins[title], color="gray", linewidth=0.8)
+            if title == f"{Columns.id}={UNNAMED}":
+                ax.set_title(target)
+        return figure
 
     def _drawable(self, table):
         """Returns a sorted table that can be drawn: with plain times, and strings as names."""

@@ -1,5 +1,6 @@
 """Series of a long data frame as arrays."""
 
+import contextlib
 import dataclasses
 import difflib
 import warnings
@@ -11,6 +12,7 @@ import pandas as pd
 
 from trellis_series.times import check_steps, day_order, infer_freq, parse_times, time_grid
 
+UNNAMED = "series"  # the name of the series of a table without the column of names
 _MOST_CATEGORIES = 50
 _TIME_INDEXES = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
 
@@ -73,7 +75,7 @@ def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
         if {columns.time, columns.id} & set(data.index.names):
             data = data.reset_index()
     if columns.id not in data.columns and columns.id == Columns.id:
-        data = data.assign(**{columns.id: "series"})
+        data = data.assign(**{columns.id: UNNAMED})
     return data
 
 
@@ -130,10 +132,9 @@ def read_panel(
     values = pd.DataFrame(rows, pd.MultiIndex.from_arrays([names, times], names=["series", None]))
     _check_unique(values.index)
     if freq is None or isinstance(times.dtype, pd.PeriodDtype):
-        longest = times[(names == names.value_counts().index[0]).to_numpy()]
-        freq = infer_freq(pd.Index(longest).sort_values())
+        freq = infer_freq(_longest(names, times))
     grid = time_grid(freq, pd.Index(times).unique().sort_values(), len(frame))
-    found, missing = [], 0
+    found, missing, gaps = [], 0, 0
     for name, part in values.groupby("series", sort=False, observed=True):
         part = part.droplevel("series").sort_index()
         known = part.index[part[0].notna()]
@@ -141,17 +142,38 @@ def read_panel(
             if skip:
                 continue
             raise ValueError(f"The series {name!r} has no values. Leave it out.")
-        steps = grid[grid.get_loc(known[0]) : grid.get_loc(known[-1]) + 1]
-        missing += len(steps) - len(part.loc[known[0] : known[-1]])
+        places = grid.get_indexer(part.loc[known[0] : known[-1]].index)
+        steps = grid[places[0] : places[-1] + 1]
+        missing += len(steps) - len(places)
+        gaps += int((np.diff(places) > 1).sum())
         check_steps(missing, len(frame), f"{missing:,} rows are missing at {freq!r}")
         part = part.reindex(steps)
         # Missing covariates are the last known ones, or the mean.
         y, *others = np.split(part.to_numpy(), [1, split], axis=1)
         future, past = (pd.DataFrame(each).ffill().fillna(0.0).to_numpy() for each in others)
         found.append(History(name, steps, y[:, 0], future, past))
+    # A long outage is one gap; with a wrong frequency, gaps follow most rows.
+    if missing > len(frame) and 2 * gaps > len(frame):
+        hint = "Pass another `freq` (--freq), aggregate the table, or add rows without values."
+        with contextlib.suppress(ValueError):  # the times may have no frequency
+            usual = infer_freq(_longest(names, times))
+            if usual != freq:
+                hint = (
+                    f"Its times have the frequency {usual!r}: pass freq={usual!r} "
+                    f"(--freq {usual}), or a table at {freq!r}."
+                )
+        raise ValueError(
+            f"The table has {len(frame):,} rows, but {missing:,} more are missing at the frequency "
+            f"{freq!r}. {hint}"
+        )
     if missing:
         warnings.warn(f"{missing:,} missing rows were added to the table.", stacklevel=3)
     return found, freq, encoding
+
+
+def _longest(names, times):
+    """Returns the sorted times of the series with most rows."""
+    return pd.Index(times[(names == names.value_counts().index[0]).to_numpy()]).sort_values()
 
 
 def read_future(
@@ -172,9 +194,9 @@ def read_future(
         wrong = np.isnan(ahead).any(axis=1)
         if wrong.any():
             raise ValueError(
-                f"`X_df`, or the end of a file, must have {', '.join(map(repr, columns.future))} "
-                f"of all {len(times)} steps after the series {name!r}. Received: no value at "
-                f"{times[wrong][0]}"
+                f"The {len(times)} rows after the last value of the series {name!r} must have "
+                f"{', '.join(map(repr, columns.future))}. Received: no value at {times[wrong][0]}. "
+                "Add the rows that are missing, or pass a shorter `horizon` (--horizon)."
             )
         found[name] = ahead
     return found
@@ -185,8 +207,9 @@ def _check_unique(index):
     if repeated.any():
         name, time = index[repeated][0]
         raise ValueError(
-            f"The series {name!r} has two rows of {time}. Name the column of series if the table "
-            "has several, and write times with their offset from UTC if clocks change."
+            f"The series {name!r} has two rows of {time}. Name the column of series, `id_col` "
+            "(--series COLUMN), if the table has several, and write times with their offset from "
+            "UTC if clocks change."
         )
 
 
