@@ -31,11 +31,11 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     """Asserts what every layer for sequences promises.
 
     Its config and file give the same layer; sizes of 0, rates of 1, and inputs of another rank or
-    width are refused; static, symbolic and actual shapes agree; it trains in a compiled `fit`; half
-    precision stays near float32, and float64 is kept whatever floatx is; outputs depend on no later
-    inputs, and on `receptive_field` earlier ones; kernels compute what the equations say; streaming
-    equals the forward pass; padding with a mask changes nothing, nor does NaN in masked steps.
-    Errors name the inputs, states and caches that do not fit.
+    width are refused; static, symbolic and actual shapes agree; it trains in a compiled `fit`,
+    unless it is frozen; half precision stays near float32, and float64 is kept whatever floatx is;
+    outputs depend on no later inputs, and on `receptive_field` earlier ones; kernels compute what
+    the equations say; streaming equals the forward pass; padding with a mask changes nothing, nor
+    does NaN in masked steps. Errors name the inputs, states and caches that do not fit.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -50,6 +50,7 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     check_inputs(make, input_shape)
     check_shapes(make, input_shape)
     check_fit_and_file(make, input_shape)
+    check_frozen(make, input_shape)
     check_half_precision(make, input_shape)
     check_float64(make, input_shape, streams)
     check_causality(make, input_shape)
@@ -152,6 +153,16 @@ def check_fit_and_file(make, input_shape):
         loaded = keras.saving.load_model(path)
     for found, expected in zip(*[keras.tree.flatten(m(x)) for m in (model, loaded)], strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def check_frozen(make, input_shape):
+    """A layer frozen before it is built has no trainable weights, nor has a clone of its model."""
+    layer = make()
+    layer.trainable = False
+    inputs = keras.Input((None, input_shape[-1]))
+    model = keras.Model(inputs, layer(inputs))
+    for each in (model, keras.models.clone_model(model)):
+        assert each.weights and not each.trainable_weights
 
 
 def check_half_precision(make, input_shape):

@@ -285,6 +285,7 @@ class LRU(StatefulLayer):
                 dropout=dropout,
                 recurrent_dropout=recurrent_dropout,
                 seed=sub_seed(seed, "LRU", i),
+                trainable=self.trainable,
                 dtype=self.dtype_policy,
                 name=f"cell_{i + 1}",
             )
@@ -315,6 +316,7 @@ class LRU(StatefulLayer):
                 ),
                 kernel_regularizer=self.kernel_regularizer,
                 bias_regularizer=self.bias_regularizer,
+                trainable=self.trainable,
                 dtype=self.dtype_policy,
                 name="input_projection",
             )

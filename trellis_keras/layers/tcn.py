@@ -174,6 +174,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
                 weight_norm=weight_norm,
                 initializer=seeded(self.kernel_initializer, seed, "TCNBlock", "kernel", n),
                 regularizer=self.kernel_regularizer,
+                trainable=self.trainable,
                 dtype=self.dtype_policy,
                 name=f"convolution_{n + 1}",
             )
@@ -186,7 +187,9 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             for n in range(2)
         ]
         norm = _NORMALIZATIONS[normalization]
-        self.norms = [] if norm is None else [norm(dtype=self.dtype_policy) for _ in range(2)]
+        self.norms = []
+        if norm is not None:
+            self.norms = [norm(trainable=self.trainable, dtype=self.dtype_policy) for _ in range(2)]
         self.shortcut: keras.layers.Dense | None = None
 
     def build(self, input_shape: Shape) -> None:
@@ -207,6 +210,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
                 kernel_initializer=seeded(
                     self.shortcut_initializer, self.seed, "TCNBlock", "shortcut"
                 ),
+                trainable=self.trainable,
                 dtype=self.dtype_policy,
                 name="shortcut",
             )
@@ -557,6 +561,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
                 shortcut_initializer=seeded(self.shortcut_initializer, seed, "TCN", i, "shortcut"),
                 kernel_regularizer=kernel_regularizer,
                 seed=sub_seed(seed, "TCN", i),
+                trainable=self.trainable,
                 dtype=self.dtype_policy,
                 name=f"block_{i + 1}",
             )

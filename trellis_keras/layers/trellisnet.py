@@ -408,6 +408,7 @@ class TrellisLayer(StatefulLayer):
             initializer=seeded(initializer, self.seed, "TrellisLayer", name),
             regularizer=self.recurrent_regularizer if recurrent else self.kernel_regularizer,
             seed=sub_seed(self.seed, "TrellisLayer", name, "dropout"),
+            trainable=self.trainable,
             dtype=self.dtype_policy,
             name=name,
         )
