@@ -522,6 +522,13 @@ def sequence(*parts):
     return keras.Sequential([keras.Input((None, CHANNELS)), *parts])
 
 
+def masked(**options):
+    """The mask is not among the arguments of the layer's call."""
+    inputs = keras.Input((None, CHANNELS))
+    lower, upper = lstms(dtype="float64")
+    return keras.Model(inputs, upper(lower(layers.Masking()(inputs), **options)))
+
+
 class Own(keras.Model):
     def call(self, x):
         return x
@@ -533,6 +540,8 @@ NOT_ONE_STACK = [
     (twice, "called more than once"),
     (with_initial_state, "initial_state"),
     (lambda: sequence(layers.Masking(), *lstms()), "Masks cannot be converted"),
+    (masked, "Masks cannot be converted"),
+    (lambda: masked(training=False), "Masks cannot be converted"),
     (lambda: sequence(layers.Dense(3)), "must have recurrent layers"),
     (lambda: built(Own()), "can be converted"),
     (lambda: built(SequenceClassifier(layers.GlobalMaxPooling1D(), 3)), "are supported"),

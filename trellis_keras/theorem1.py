@@ -24,6 +24,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from trellis_keras._keras_internals import get_keras_mask
 from trellis_keras.layers import (
     GatedActivation,
     GRUGates,
@@ -766,7 +767,7 @@ def _recurrent_layers(model):
         )
     for layer in found:
         read = keras.tree.flatten(layer.input)
-        if any(x.dtype == "bool" for x in read):
+        if any(x.dtype == "bool" or get_keras_mask(x) is not None for x in read):
             raise ValueError(
                 "Masks cannot be converted: an RNN skips masked steps, whereas a TrellisNet sees "
                 "zero states there. Remove the Masking layer or mask_zero=True. "
