@@ -34,5 +34,7 @@ print(f"Values inside the 80 % band: {inside:.0%}")
 
 # The picture shows the backtest and the week before it.
 forecasts.fit(table[: -HORIZON * WINDOWS])
-figure = forecasts.plot(table, backtest, max_insample_length=2 * HORIZON * WINDOWS)
-figure.savefig("forecasting.png", dpi=120)
+length = 2 * HORIZON * WINDOWS
+figure = forecasts.plot(table, backtest, models=["ours"], max_insample_length=length)
+figure.axes[0].set_title("Forecasts of seven days, each from the rows before it")
+figure.savefig("forecasting.png", dpi=120, bbox_inches="tight")

@@ -1,6 +1,6 @@
 """Scores the texts of Parquet files under a language model, with many workers.
 
-python examples/batch/score.py runs/first corpus/ scores/ --workers 8
+python examples/batch/score.py runs/text corpus/ scores/ --workers 8
 """
 
 import workers
