@@ -45,17 +45,16 @@ model.compile("adam")
 model.fit(x[~test], y[~test], batch_size=64, epochs=10, verbose=2)
 
 representative = x[~test][::20]
-options = {"overwrite": True}
-export(model, FOLDER / "build" / "exercises.c", format="c", **options)
+export(model, FOLDER / "build" / "exercises.c", format="c", overwrite=True)
 export(
     model,
     FOLDER / "build" / "exercises_int8.c",
     format="c",
     quantization="int8",
     representative_data=representative,
-    **options,
+    overwrite=True,
 )
-export(model, FOLDER / "build" / "exercises.wasm", format="wasm", **options)
+export(model, FOLDER / "build" / "exercises.wasm", format="wasm", overwrite=True)
 person = (table["person"] == 10) & (table["arm"] == "right")
 (FOLDER / "build" / "samples.raw").write_bytes(signals[person].astype("<f4").tobytes())
 

@@ -29,18 +29,25 @@ def environment() -> dict[str, str | None]:
 
 
 def record(path: pathlib.Path, dtype_policy: str | None, epochs: int, batches: int = 0) -> None:
-    """Records the environment that goes on with a run after `epochs` epochs and `batches` batches.
+    """Records this process as the one that now trains a run, in `environment.json`.
 
-    The file, `environment.json`, contains the `environment()` of the newest process and
-    `processes`: a list of the processes whose environment differs from that of the previous one,
-    each with its first epoch, counted from 1. With the `dtype_policy` None it is Keras' default.
+    The file contains the `environment()` of the newest process and `processes`: a list of the
+    processes whose environment differs from that of the previous one, each with its first epoch,
+    counted from 1.
+
+    Args:
+        path: Path of the file.
+        dtype_policy: String, or `None` for Keras' default.
+        epochs: Integer >= 0, number of epochs that the run has finished.
+        batches: Integer >= 0, number of batches of the next epoch that it has finished.
     """
     now = environment()
     policy = dtype_policy or keras.config.dtype_policy().name
     process = {"from_epoch": epochs + 1, **now, "dtype_policy": policy}
     processes = read(path)["processes"] if path.exists() else []
-    kept = epochs + 1 if batches else epochs  # the newest epoch with batches that count
-    processes = [before for before in processes if before["from_epoch"] <= kept]
+    # Without finished batches, an earlier process began the next epoch in vain.
+    newest = epochs + 1 if batches else epochs
+    processes = [before for before in processes if before["from_epoch"] <= newest]
     if not processes or processes[-1] | {"from_epoch": epochs + 1} != process:
         processes.append(process)
     with atomic_write(path) as temporary:
