@@ -151,6 +151,10 @@ def test_a_model_that_masks_padding_does_not_stream():
     for read in (lambda: model.initial_cache(1), lambda: model.step(np.array([3]), None)):
         with pytest.raises(ValueError, match="mask_zero=True"):
             read()
+    model = SequenceRegressor(keras.Sequential([keras.layers.Masking(-9.0), keras.layers.GRU(3)]))
+    model.build((None, None, 2))
+    with pytest.raises(ValueError, match="has a `Masking` layer"):
+        model.initial_cache(1)
 
 
 def test_a_loss_of_keras_is_the_mean_that_keras_has(tmp_path):

@@ -453,8 +453,14 @@ class SequenceModel(BackboneModel):
         """Returns the backbone's stream, see `keras_streams.to_stream`.
 
         Raises:
-            ValueError: If the backbone does not stream, or the embedding masks padding.
+            ValueError: If the backbone does not stream, or the model masks padding.
         """
+        if any(isinstance(part, keras.layers.Masking) for part in all_layers(self.backbone)):
+            raise ValueError(
+                f"{self.name} has a `Masking` layer, but a stream has no masked steps. Build the "
+                "model without it, copy the weights with `set_weights`, and do not feed padding to "
+                "the stream."
+            )
         if self.embedding is not None and self.embedding.mask_zero:
             raise ValueError(
                 f"{self.name} has an embedding with mask_zero=True, but a stream has no masked "

@@ -1,0 +1,36 @@
+"""The examples of pages of the documentation run, one after another, and assert what they claim."""
+
+import re
+
+import pytest
+
+from tests.support.processes import ROOT
+
+
+@pytest.fixture
+def run_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(name):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        names = {}
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+            exec(compile(block, name, "exec"), names)
+
+    return run
+
+
+def test_a_gate_a_cell_and_a_layer_of_ones_own(run_page, tmp_path):
+    run_page("extend.md")
+    source = (tmp_path / "model.c").read_text()
+    assert "smoothing" in source and "leaky_cell_kernel" in source
+
+
+def test_padding_changes_no_output(run_page):
+    run_page("padding.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["classification.md", "edge.md", "forecasting.md"])
+def test_longer_pages_run(run_page, name):
+    run_page(name)
