@@ -15,10 +15,11 @@ def linear(layer: keras.layers.Dense, x: Tensor) -> Tensor:
     TensorFlow adds up the gradient of the bias of `layer(x)` in bfloat16, that of a sum in float32.
 
     Args:
-        layer: The built layer. A quantized one is called, because its scales are its own.
+        layer: The built layer. It is called if it is quantized, because its scales are its own, and
+            while a stream is made, because a matrix of all rows has no time axis.
         x: Tensor (..., in) of the compute dtype.
     """
-    if layer.quantization_mode is not None:
+    if layer.quantization_mode is not None or isinstance(x, keras.KerasTensor):
         return layer(x)
     product = functools.partial(matmul, compute_dtype=x.dtype, dtype=x.dtype)
     return multiply_rows(product, x, layer.kernel) + ops.cast(layer.bias, x.dtype)

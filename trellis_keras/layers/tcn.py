@@ -294,7 +294,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             )
 
         first, *masks = [_select_mask(mask, p) for p in positions]
-        x = zero_masked(x, first)
+        x = zero_masked(ops.cast(x, self.compute_dtype), first)
         shortcut_x = _select(x, positions[2], positions[0])
         return self._equations(x, shortcut_x, convolution, masks, training)
 
@@ -332,38 +332,6 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         y, branch = self._equations(x, x, convolution)
         return y, branch, next_cache
 
-    def stream_graph(self) -> keras.Model | None:
-        """Returns a block with `padding="same"` as a graph of Keras layers that share its weights.
-
-        None for a causal block.
-        """
-        if self.padding == "causal":
-            return None
-        check_built(self)
-        model = self._graph_with_branch()
-        return keras.Model(model.input, model.outputs[0], name=self.name)
-
-    def _graph_with_branch(self) -> keras.Model:
-        """Returns the graph of `stream_graph` with two outputs, y and the branch z."""
-
-        def activated(z):
-            return keras.layers.Activation(self.activation, dtype=self.dtype_policy)(z)
-
-        z = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
-        for n in range(2):
-            z = _CenteredConv1D(self, n)(z)
-            if self.activation == "glu":
-                gate = keras.layers.Activation("sigmoid", dtype=self.dtype_policy)
-                a, b = z[..., : self.filters], z[..., self.filters :]
-                z = keras.layers.Multiply(dtype=self.dtype_policy)([a, gate(b)])
-                z = self.norms[n](z) if self.norms else z
-            else:
-                z = activated(self.norms[n](z) if self.norms else z)
-        shortcut = x if self.shortcut is None else self.shortcut(x)
-        y = keras.layers.Add(dtype=self.dtype_policy)([z, shortcut])
-        y = y if self.activation == "glu" else activated(y)
-        return keras.Model(x, [y, z], name=self.name)
-
     @property
     def offsets(self) -> tuple[int, ...]:
         """Number of steps that each tap looks back, the last tap first."""
@@ -376,30 +344,6 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.filters)
-
-
-class _CenteredConv1D(keras.layers.Conv1D):
-    """Convolution n (0 or 1) of a built `TCNBlock` as a layer that shares its weights."""
-
-    def __init__(self, block: TCNBlock, n: int):
-        super().__init__(
-            block.convolutions[n].filters,
-            block.kernel_size,
-            dilation_rate=block.dilation_rate,
-            padding="same",
-            use_bias=block.normalization != "batch",
-            dtype=block.dtype_policy,
-            name=f"{block.name}_convolution_{n + 1}",
-        )
-        self.block, self.n = block, n
-
-    def build(self, input_shape: Shape) -> None:
-        self.bias = self.block.biases[self.n] if self.use_bias else None
-
-    @property
-    def kernel(self) -> Tensor:
-        """Tensor (tap, in, out)."""
-        return self.block.convolutions[self.n]()
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -662,25 +606,6 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
 
     def cache_shapes(self, batch_size: int | None) -> list:
         return [block.cache_shapes(batch_size) for block in self.blocks]
-
-    def stream_graph(self) -> keras.Model | None:
-        """Returns a TCN with `padding="same"` as a graph of Keras layers that share its weights.
-
-        None for a TCN that is causal, reads backwards, or returns only the last outputs.
-        """
-        if self.padding == "causal" or self.go_backwards or self.output_length is not None:
-            return None
-        check_built(self)
-        y = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
-        branches = []
-        for block in self.blocks:
-            y, branch = block._graph_with_branch()(y)
-            branches.append(branch)
-        if self.skip_connections and len(branches) > 1:
-            y = keras.layers.Add(dtype=self.dtype_policy)(branches)
-        elif self.skip_connections:
-            (y,) = branches
-        return keras.Model(x, y, name=self.name)
 
     # Keras
 

@@ -123,7 +123,7 @@ def step_endpoint(stream: GraphStream) -> Endpoint:
     cache = StreamCache(stream)
     names = _names("inputs", stream.inputs, [*cache.fields])
     inputs = {name: _field(s) for name, s in zip(names, stream.plan.inputs, strict=True)}
-    names = _names("outputs", stream.graph.outputs, [*names, *cache.fields])
+    names = _names("outputs", stream.plan.outputs, [*names, *cache.fields])
     outputs = {name: _field(s) for name, s in zip(names, stream.output_signals, strict=True)}
 
     def step(**tensors):

@@ -21,7 +21,7 @@ from keras_streams._keras_internals import (
     ordered_nodes,
     without_new_calls,
 )
-from keras_streams.protocol import has_protocol
+from keras_streams.protocol import has_protocol, streams_itself
 from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
 
@@ -296,12 +296,13 @@ class Graph:
         is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
         is_wrapper = isinstance(layer, keras.layers.Wrapper) and _is_in_keras(layer)
         if not (is_own and self._traced or isinstance(layer, _OF_OPERATIONS)) or (
-            call.arguments[1].get("training") or has_protocol(layer) or is_wrapper
+            call.arguments[1].get("training") or streams_itself(layer) or is_wrapper
         ):
             return None, []
         layers = all_layers(layer)
         dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
-        if (len(dtypes) > 1 and layer.variables) or not all(x.built for x in layers):
+        mixes_dtypes = len(dtypes) > 1 and layer.variables and not has_protocol(layer)
+        if mixes_dtypes or not all(x.built for x in layers):
             return None, []
         function, values = _trace_call(call, layers, None)
         if function is None and self._options.max_context is not None:
@@ -310,12 +311,7 @@ class Graph:
 
 
 def functional_of(model: keras.Layer) -> Functional | None:
-    """Returns the functional model that a layer computes, or `None`.
-
-    A layer that streams as a graph of other layers returns the graph from `stream_graph`.
-    """
-    if callable(getattr(model, "stream_graph", None)):
-        return model.stream_graph()
+    """Returns the functional model that a layer computes, or `None`."""
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         return functional_of_sequential(model)
     if isinstance(model, Functional) and type(model).call is Functional.call:

@@ -17,10 +17,9 @@ from keras_streams.graph import (
     Graph,
     StreamOptions,
     from_axis,
-    functional_of,
     to_axis,
 )
-from keras_streams.parts import Delay, Part, Signal, Table, Window, select
+from keras_streams.parts import Delay, Part, Signal, Skip, Table, Window, select
 from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
@@ -30,9 +29,9 @@ from keras_streams.protocol import (
     check_start,
     check_streams,
     flatten_inputs,
-    has_protocol,
     keys_of,
     step_through,
+    streams_itself,
 )
 from keras_streams.rules import leading_steps, make_parts, tables, unfolded
 from keras_streams.trace import error_summary, raising_call
@@ -68,7 +67,8 @@ def to_stream(
 
     Outputs without a time axis, such as those of `GlobalAveragePooling1D` or
     `return_sequences=False`, cover the steps so far: y at step t is the output for the sequence
-    that ends with step `t - delay`.
+    that ends with step t. After layers that look ahead, such as those with `padding="same"`, it
+    covers only their outputs that do not depend on the padding after the sequence.
 
     Dropout is inactive. A layer that is called several times has one state per call.
 
@@ -118,7 +118,7 @@ def to_stream(
     >>> tuple(y.shape)
     (1, 4)
     """
-    if has_protocol(model) and functional_of(model) is None:
+    if streams_itself(model):
         given = {"time_axis": time_axis, "window": window, "max_context": max_context}
         given |= {"ignore_masks": ignore_masks or None, "example": example}
         names = ", ".join(name for name, value in given.items() if value is not None)
@@ -182,8 +182,7 @@ class GraphStream(StreamingMixin):
         self.time_axes = _time_axes(self.graph, options.time_axis)
         self.length = _known_length(self.graph, self.time_axes, options.window)
         self.plan = self.plan_for(self.length)
-        self.graph.outputs = self.plan.outputs
-        signals, outputs = self.plan.signals, self.graph.outputs
+        signals, outputs = self.plan.signals, self.plan.outputs
         self.output_signals = [signals[n] for n in keras.tree.flatten(outputs)]
         self.is_clocked = any(s.offset > 0 or s.period > 1 for s in signals.values())
         self.delay = keras.tree.map_structure(lambda n: signals[n].offset, outputs)
@@ -258,7 +257,7 @@ class GraphStream(StreamingMixin):
                 y = select(active(signal), y, ops.convert_to_tensor(math.nan, y.dtype))
             return y if signal.block > 1 else y[:, 0]
 
-        return keras.tree.map_structure(output, self.graph.outputs), states
+        return keras.tree.map_structure(output, self.plan.outputs), states
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Advances all steps of segments; y has the outputs of `step`, with time on axis 1."""
@@ -287,7 +286,7 @@ class GraphStream(StreamingMixin):
             nothing = ops.full([ops.shape(y)[0], 1, *y.shape[2:]], math.nan, dtype=y.dtype)
             return ops.take(ops.concatenate([nothing, y], axis=1), row, axis=1)
 
-        return keras.tree.map_structure(output, self.graph.outputs), states
+        return keras.tree.map_structure(output, self.plan.outputs), states
 
     def _run(self, xs, states, begin, end):
         """Returns the samples of all tensors from `begin` to before `end`, and the states."""
@@ -375,11 +374,10 @@ class Plan:
             if options.window is not None or not self._is_start(graph, call):
                 self._add_call(call)
         self.outputs = graph.outputs  # a structure of the numbers of the tensors
-        if options.window is not None:
-            last = options.window - 1
-            self.outputs = keras.tree.map_structure(
-                lambda n: self._at_the_end(n, last), self.outputs
-            )
+        last = None if options.window is None else options.window - 1
+        self.outputs = keras.tree.map_structure(
+            lambda n: self._current(n) if last is None else self._at_the_end(n, last), self.outputs
+        )
         needed = set(keras.tree.flatten(self.outputs))
         for part in self.parts[::-1]:
             if part.call is not None or needed & {*part.writes}:
@@ -518,6 +516,22 @@ class Plan:
             return n
         return self._once(n, offset, lambda: Delay(signal, offset))
 
+    def _later(self, n, lag, offset):
+        """Returns a running value without the samples that are outdated at an offset."""
+        signal = self.signals[n]
+        spare = offset - _offset_with(signal, lag)
+        if spare < signal.pause:
+            return n
+        first = signal.offset + spare // signal.pause * signal.pause
+        return self._once(n, ("from", first), lambda: Skip(signal, first))
+
+    def _current(self, n):
+        """Returns an output, delayed to the end of the sequence if that is cropped."""
+        signal = self.signals[n]
+        if signal.has_time or signal.is_static:
+            return n
+        return self._delayed(n, _offset_with(signal, _running_lag([signal])))
+
     def _aligned(self, call):
         """Returns a call whose inputs are delayed so that they are aligned."""
         signals = [self.signals[n] for n in call.inputs if not self.signals[n].is_static]
@@ -532,15 +546,31 @@ class Plan:
             )
         if len({signal.length for signal in signals}) > 1:
             self.uneven = self.uneven or call
-        offset = max((signal.offset for signal in signals), default=0)
+        is_running = not any(signal.has_time or signal.in_window for signal in signals)
+        lag = _running_lag(signals) if is_running else None
+        offset = max((_offset_with(signal, lag) for signal in signals), default=0)
         if offset < 0 and len(signals) < len(call.inputs):
             raise call.refusal(
                 "it combines padding before the first step with an input without a time axis. Pad "
                 "right before a convolution."
             )
-        return call.with_sources(
-            lambda n: n if self.signals[n].is_static else self._delayed(n, offset)
-        )
+
+        def aligned(n):
+            if self.signals[n].is_static:
+                return n
+            return self._delayed(n if lag is None else self._later(n, lag, offset), offset)
+
+        return call.with_sources(aligned)
+
+
+def _running_lag(signals):
+    """Returns the lag at which all values of sequences so far are known, 0 for the current one."""
+    return max(0, *(math.ceil(signal.lag) for signal in signals))
+
+
+def _offset_with(signal, lag):
+    """Returns the offset of a signal that is delayed to a lag, `None` for its own."""
+    return signal.offset if lag is None else signal.offset + lag - math.ceil(signal.lag)
 
 
 _FILLS = numpy_ops.ZerosLike, numpy_ops.OnesLike

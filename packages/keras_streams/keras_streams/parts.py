@@ -35,12 +35,16 @@ class Signal:
     With a period of 1/2, two samples come with every step. The offset is below zero for padding
     before the first step. If the tensor has no time axis, sample n is that of a sequence that ends
     with sample n, or in a window of the stream, that of the window that starts with sample n.
+
+    The model's last sample for a sequence comes `lag` steps after the sequence's last step: above
+    zero if it looks ahead, below zero if the end of the sequence is cropped.
     """
 
     shape: tuple[int, ...]  # of a sample
     dtype: str
     period: Fraction = Fraction(1)
     offset: int = 0
+    lag: Fraction = Fraction(0)
     back: Fraction | None = Fraction(0)  # earlier steps that a sample depends on, None for all
     length: int | None = None  # samples in the model's whole sequence, None if unknown
     has_time: bool = True
@@ -196,7 +200,7 @@ class Pointwise(Part):
         moving = [s for s in signals if not s.is_static] or signals
         backs = [s.back for s in moving if s.back is not None]
         back = max(backs) if len(backs) == len(moving) else None
-        signal = dataclasses.replace(moving[0], back=back)
+        signal = dataclasses.replace(moving[0], back=back, lag=max(s.lag for s in moving))
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
         super().__init__(
@@ -350,6 +354,7 @@ class Window(Part):
             like,
             period=signal.period * stride,
             offset=signal.offset + steps * signal.pause,
+            lag=signal.lag + right * signal.period,
             back=signal.earlier(signal.period * left),
             length=length,
         )
@@ -401,10 +406,11 @@ class Delay(Part):
     keeps = True
 
     def __init__(self, signal: Signal, offset: int):
-        super().__init__(signal, [dataclasses.replace(signal, offset=offset)])
-        lag, between = divmod(offset - signal.offset, signal.pause)
+        samples, between = divmod(offset - signal.offset, signal.pause)
+        lag = signal.lag + samples * signal.pause
+        super().__init__(signal, [dataclasses.replace(signal, offset=offset, lag=lag)])
         self._holds = between > 0  # the newest sample came some steps ago
-        self._past = (lag + self._holds) * signal.block
+        self._past = (samples + self._holds) * signal.block
 
     def run(self, xs, state, begin=0, end=None):
         seen, (output,) = ops.concatenate([state, xs[0]], axis=1), self.outputs
@@ -419,6 +425,17 @@ class Delay(Part):
         seen = ops.concatenate([state, x], axis=1)
         past = select(active(self.signal), seen[:, samples:], state)
         return [past[:, :1] if self._holds else seen[:, :samples]], past
+
+
+class Skip(Part):
+    """Leaves out the samples of a signal that come before a step."""
+
+    def __init__(self, signal: Signal, offset: int):
+        super().__init__(signal, [dataclasses.replace(signal, offset=offset)])
+
+    def run(self, xs, state, begin=0, end=None):
+        skipped = self.signal.count(begin, max(begin, self.outputs[0].offset))
+        return [xs[0][:, skipped:]], state
 
 
 class Split(Part):

@@ -434,7 +434,7 @@ def _of_outputs(stream, values, xs, steps):
     some = [x[:, 0] if signal.is_static else x[:, :steps] for x, signal in signals]
     ys, _ = stream.prefill(keras.tree.pack_sequence_as(stream.inputs, some))
     whole = None if window else stream.whole(xs)
-    numbers = keras.tree.flatten(stream.graph.outputs)
+    numbers = keras.tree.flatten(stream.plan.outputs)
     for i, (n, y) in enumerate(zip(numbers, keras.tree.flatten(ys), strict=True)):
         signal = plan.signals[n]
         due = [t for t in range(steps) if signal.is_due(t)]
@@ -455,3 +455,26 @@ def _of_outputs(stream, values, xs, steps):
         wanted = (whole[i] if signal.has_time else values[n])[:, signal.before(0) * signal.block :]
         count = min(y.shape[1], wanted.shape[1])
         yield error, n, y[:, :count], wanted[:, :count]
+        if signal.has_time or signal.is_static:
+            continue
+        error = ValueError(
+            f"{stream.name} does not stream: its output without a time axis differs from that for "
+            "a sequence that ends with the current step. Do not crop the end of a sequence."
+        )
+        for t in _whole_lengths(stream, due):
+            wanted = stream.whole([x[:, : t + 1] for x in xs])[i]
+            yield error, n, y[:, due.index(t)], wanted
+
+
+def _whole_lengths(stream, due):
+    """Returns steps that end sequences for which the model has the stream's running values.
+
+    There are none if a part looks ahead: the model then sees the padding after the end.
+    """
+    plan = stream.plan
+    if any(signal.lag > 0 for signal in plan.signals.values()):
+        return []
+    if stream.length is not None:
+        return [t for t in due if t == stream.length - 1]
+    ends = [t for t in due if t > plan.last_offset and (t + 1) % plan.cycle == 0]
+    return sorted({ends[len(ends) // 2], ends[-1]}) if ends else []

@@ -70,6 +70,18 @@ def has_protocol(layer: Any) -> bool:
     )
 
 
+def streams_itself(layer: Any) -> bool:
+    """Returns whether a layer streams by the protocol, or raises an error of its own if it can't.
+
+    A layer that looks ahead (`is_causal` is False) streams through the operations of its `call`,
+    with a delay.
+    """
+    looks_ahead = not getattr(layer, "is_causal", True) and not getattr(
+        layer, "go_backwards", False
+    )
+    return has_protocol(layer) and not looks_ahead
+
+
 def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
     """Feeds x (batch, time, channels) to `layer.step` in a loop that is compiled once.
 

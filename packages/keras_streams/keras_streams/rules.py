@@ -747,7 +747,9 @@ def _slice(call, signal):
             "its slice of the time axis depends on where the sequence ends. Use a start from the "
             f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
         )
-    right = 0 if signal.length is None else time.indices(signal.length)[1] - signal.length
+    right = stop or 0  # a stop counts from the end
+    if signal.length is not None:
+        right = time.indices(signal.length)[1] - signal.length
     return Window(call, signal, of_sample, left=-start, right=right, stride=stride, like=like)
 
 

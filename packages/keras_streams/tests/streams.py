@@ -53,7 +53,7 @@ def outputs_of(stream, xs):
 
 def assert_streams(stream, found, expected):
     """Asserts that stream(x)[delay + rate * n] = model(x)[n], with nothing in between."""
-    numbers = keras.tree.flatten(stream.graph.outputs)
+    numbers = keras.tree.flatten(stream.plan.outputs)
     for n, y, wanted in zip(numbers, found, expected, strict=False):
         signal = stream.plan.signals[n]
         due = [t for t in range(y.shape[1]) if signal.is_due(t)]

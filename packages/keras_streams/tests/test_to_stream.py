@@ -156,6 +156,52 @@ def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
             assert_equal(found[:, t], model(x[:, : t + 1]))
 
 
+def last_of(y):
+    return y[:, -1]
+
+
+def largest_of(taps, **options):
+    def branch(x):
+        return layers.GlobalMaxPooling1D()(layers.Conv1D(2, taps, **options)(x))
+
+    return branch
+
+
+MERGED = {
+    "convolutions of 2, 3 and 5 taps": [largest_of(2), largest_of(3), largest_of(5)],
+    "a recurrent layer and a convolution": [layers.LSTM(3), largest_of(3)],
+    "the last step and a convolution": [last_of, largest_of(5)],
+    "strides in phase": [largest_of(2, strides=2), largest_of(4, strides=2)],
+    "strides out of phase": [largest_of(2, strides=2), largest_of(3, strides=2)],
+    "a cropped start": [last_of, lambda x: largest_of(1)(x[:, 3:])],
+    "a cropped end": [last_of, lambda x: layers.GRU(3)(x[:, :-3])],
+    "differences": [last_of, lambda x: last_of(x[:, 1:] - x[:, :-1])],
+    "the last steps": [lambda x: layers.Flatten()(x[:, -3:]), largest_of(5)],
+    "several samples a step": [lambda x: largest_of(3)(layers.UpSampling1D(2)(x)), largest_of(4)],
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_merged_outputs_without_time_are_those_of_the_sequence_so_far(case):
+    x = keras.Input((None, 2))
+    model = keras.Model(x, layers.Concatenate()([branch(x) for branch in MERGED[case]]))
+    stream = to_stream(model)
+    xs = noise(2, 12, 2)
+    (found,) = outputs_of(stream, [xs])
+    for t in range(stream.delay, 12, stream.rate):
+        assert_equal(found[:, t], model(xs[:, : t + 1]))
+
+
+def test_the_end_of_a_sequence_is_cropped_in_time():
+    x = keras.Input((None, 1))
+    stream = to_stream(keras.Model(x, layers.Cropping1D((0, 3))(x)[:, -1]))
+    found = np.array(stream.prefill(np.arange(6.0).reshape(1, 6, 1))[0])
+    np.testing.assert_array_equal(found.ravel(), [np.nan, np.nan, np.nan, 0, 1, 2])
+    y = layers.GlobalAveragePooling1D()(layers.Cropping1D((0, 1))(layers.UpSampling1D(2)(x)))
+    with pytest.raises(ValueError, match="a sequence that ends with the current step"):
+        to_stream(keras.Model(x, y))  # half of a step
+
+
 def test_a_mean_over_millions_of_steps():
     """More than 2^24, at which a float32 stops counting, and than the largest integer."""
     stream = to_stream(stack(layers.GlobalAveragePooling1D(), channels=1))
@@ -265,7 +311,7 @@ def check_random_graph(model, ending, batch):
     assert_streams(stream, found, expected)
     if ending is None:
         return
-    first, *_, last = [stream.plan.signals[n] for n in keras.tree.flatten(stream.graph.outputs)]
+    first, *_, last = [stream.plan.signals[n] for n in keras.tree.flatten(stream.plan.outputs)]
     whole = np.moveaxis(ops.convert_to_numpy(expected[0]), first.axis, 1)
     steps = [t for t in range(xs[0].shape[1]) if np.all(np.isfinite(found[-1][:, t]))]
     for t in steps[-3:]:
