@@ -565,7 +565,7 @@ class Plan:
 
 def _running_lag(signals):
     """Returns the lag at which all values of sequences so far are known, 0 for the current one."""
-    return max(0, *(math.ceil(signal.lag) for signal in signals))
+    return max([0, *(math.ceil(signal.lag) for signal in signals)])
 
 
 def _offset_with(signal, lag):

@@ -191,7 +191,7 @@ def _compare(stream, xs, steps):
             sizes[n] = _largest(np.asarray(ops.convert_to_numpy(x)))
     for (error, n, *_), y, wanted in zip(pairs, arrays[::2], arrays[1::2], strict=True):
         tolerance = _TOLERANCES.get(wanted.dtype.name, 0)
-        reads = error.call.inputs if isinstance(error, DoesNotStream) else []
+        reads = error.call.inputs if isinstance(error, DoesNotStream) else list(sizes)
         scale = max(_largest(y), _largest(wanted), sizes.get(n, 0.0))
         scale = max([scale, *(_CANCELED * sizes.get(m, 0.0) for m in reads)]) or 1.0
         y, wanted = y.astype("float64"), wanted.astype("float64")

@@ -109,10 +109,15 @@ def forecast(
         raise ValueError(f"{output} would be replaced by its picture. Name a .csv file.")
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
     options = {"sep": sep, "decimal": decimal, "encoding": encoding}
-    frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
+    options = {name: value for name, value in options.items() if value is not None}
+    kept = None if model is None else Forecasts.load(model)
+    names = series if kept is None else kept.columns.id
+    if names is not None and (kept is None or any(isinstance(n, str) for n in kept.models)):
+        options["converters"] = {names: lambda text: text.strip() or None}  # 007 and NA are names
+    frame = read_csv(file, **options)
     backtest = None
-    if model is not None:
-        forecasts = Forecasts.load(model)
+    if kept is not None:
+        forecasts = kept
         typed = context.get_parameter_source("output")  # which is required
         passed = [
             f"--no-{name}" if context.params[name] is False else f"--{name}"
@@ -168,7 +173,9 @@ def forecast(
                 "forecast's."
             )
     kind, other = ("naive", "ours") if fallback and forecasts.beats_naive is False else _KINDS
-    written = found.drop(columns=[name for name in found if name.split("-")[0] == other])
+    roles = forecasts.columns.roles.values()
+    others = [name for name in found if name not in roles and name.split("-")[0] == other]
+    written = found.drop(columns=others)
     if forecasts.columns.id not in frame:
         written = written.drop(columns=forecasts.columns.id)
     with atomic_write(output) as temporary:

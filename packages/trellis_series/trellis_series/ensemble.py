@@ -70,7 +70,8 @@ class Ensemble(NamedTuple):
 
     Attributes:
         season, naive_season: Those that the experts, and the naive forecast, read.
-        low: Float, the least forecast: 0 for series without negative values.
+        low: Float, the least forecast: 0 for series without negative values, as long as the recent
+            values have none.
         transform: What the ridge regressions read, and of which errors and bands are.
         lags: Integer, the number of last values that they read.
         kernels: Their weights, arrays (features, horizon).
@@ -176,7 +177,13 @@ class Ensemble(NamedTuple):
         mean = sum(weight * expert for weight, expert in zip(self.weights, experts, strict=True))
         if net is not None:
             mean = (1 - self.net_share) * mean + self.net_share * net
-        return xp.maximum(mean, self.low)
+        return self._floored(mean, state, xp)
+
+    def _floored(self, x, state, xp):
+        """Returns x, not below the least forecast if no recent value was."""
+        recent = xp.min(state.values, axis=-1, keepdims=True)
+        recent = recent if len(recent.shape) == len(x.shape) else recent[..., None]
+        return xp.where(recent < self.low, x, xp.maximum(x, self.low))
 
     def naive(self, state: State) -> np.ndarray:
         """Returns the seasonal naive forecast (horizon,) after a state."""
@@ -209,7 +216,7 @@ class Ensemble(NamedTuple):
         z, half = self.transform.apply(mean, xp)[..., None, :], band.half(state.local, xp)
         lower, upper = (self.transform.invert(end, xp) for end in (z - half, z + half))
         mean = mean[..., None, :]  # which may be beyond the values that logarithms return
-        return xp.maximum(xp.minimum(lower, mean), self.low), xp.maximum(upper, mean)
+        return self._floored(xp.minimum(lower, mean), state, xp), xp.maximum(upper, mean)
 
 
 def first_origin(length: int, season: int, horizon: int) -> int:

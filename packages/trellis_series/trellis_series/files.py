@@ -20,6 +20,10 @@ _DECIMAL_COMMA = re.compile(r"-?\d{1,3}(\.?\d{3})*,\d+")
 _THOUSANDS = re.compile(r"-?[1-9]\d{0,2},\d{3}")  # or a number below 1,000 with three decimals
 # What shows that commas are groups beside such numbers: 987, 987.5 or 1,234,567.
 _GROUPED = re.compile(r"-?[1-9]\d{0,2}|-?[\d,]*\.\d+|-?\d{1,3}(,\d{3}){2,}")
+# The same with points for groups, where no number of the file has the point for its decimals.
+_POINT = re.compile(r"-?\d*\.\d+")
+_POINT_THOUSANDS = re.compile(r"-?[1-9]\d{0,2}\.\d{3}")
+_POINT_GROUPED = re.compile(r"-?[1-9]\d{0,2}|-?\d{1,3}(\.\d{3}){2,}")
 
 
 def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
@@ -66,7 +70,10 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise ValueError(f"{path} is not a table: {error}") from error
     # pandas would also take the dots of dates for groups.
-    return table if "thousands" in options else table.apply(_ungroup, decimal=decimal)
+    if "thousands" in options:
+        return table
+    texts = options.get("converters", ())
+    return table.apply(lambda x: x if x.name in texts else _ungroup(x, decimal))
 
 
 def _ungroup(column, decimal):
@@ -107,12 +114,13 @@ def _separator(sample):
 
 
 def _decimal(sample, separator):
-    """Returns the decimal sign, or raises ValueError if 1,234 may be either number."""
+    """Returns the decimal sign, or raises ValueError if 1,234 or 1.234 may be either number."""
     if separator == ",":
         return "."
     rows = [[field.strip().strip('"') for field in line.split(separator)] for line in sample]
+    columns = list(itertools.zip_longest(*rows, fillvalue=""))
     unclear = []
-    for name, *column in itertools.zip_longest(*rows, fillvalue=""):
+    for name, *column in columns:
         found = [field for field in column if _DECIMAL_COMMA.fullmatch(field)]
         if not all(map(_THOUSANDS.fullmatch, found)):
             return ","
@@ -124,4 +132,16 @@ def _decimal(sample, separator):
             f"{number} in the column {name!r} may be {number.replace(',', '.')} or "
             f"{number.replace(',', '')}. Pass `decimal` (--decimal), the comma or the point."
         )
-    return "," if unclear else "."
+    points = [field for _, *column in columns for field in column if _POINT.fullmatch(field)]
+    if unclear or not all(map(_POINT_THOUSANDS.fullmatch, points)):
+        return "," if unclear else "."
+    for _, *column in columns:
+        is_number = any(map(_POINT_THOUSANDS.fullmatch, column))
+        if is_number and any(map(_POINT_GROUPED.fullmatch, column)):
+            return ","
+    if points and separator == ";":
+        raise ValueError(
+            f"{points[0]} may be {points[0].replace('.', '')}, as in German, or have three "
+            "decimals. Pass `decimal` (--decimal), the comma or the point."
+        )
+    return "."

@@ -17,7 +17,15 @@ from trellis_keras.layers.checks import check_positive
 from trellis_series import network_expert, saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
-from trellis_series.panel import UNNAMED, Columns, History, read_future, read_panel, to_frame
+from trellis_series.panel import (
+    UNNAMED,
+    Columns,
+    History,
+    known_scales,
+    read_future,
+    read_panel,
+    to_frame,
+)
 from trellis_series.stream import ForecastStream, export
 from trellis_series.times import parse_times, time_grid, time_range
 
@@ -95,10 +103,17 @@ class Forecasts:
         used = [id_col, time_col, target_col, *self.columns.covariates]
         if len(set(used)) < len(used):
             raise ValueError(f"A column can have one role only. Received: {used}")
+        written = {"ours", "naive", "cutoff"} & {id_col, time_col, target_col}
+        if written:
+            raise ValueError(
+                f"The forecasts have a column {written.pop()!r} of their own. Rename the table's."
+            )
         self.freq = freq
         self.season: list[int] | None = None
         if season is not None:
             given = np.atleast_1d(season).tolist()
+            if not given:
+                raise ValueError("`season` must have a number of steps, or be None. Received: []")
             self.season = sorted({check_positive(season=each)[0] for each in given})
         if not (network is None or isinstance(network, keras.Layer) or network == "auto"):
             raise ValueError(
@@ -216,11 +231,19 @@ class Forecasts:
         """Returns the model at the end of a series. A series without a model gets its own."""
         if model is None:
             fitting = self._fitting(series)
-            return fitting.combine(fitting.losses())._replace(last=series.times[-1])
+            model = fitting.combine(fitting.losses())._replace(last=series.times[-1])
+            if model.has_few_origins:
+                warnings.warn(
+                    f"The series {str(series.name)!r} is new, and fitted to {len(series.y):,} "
+                    "steps only. `update` does not fit it again; `fit` does.",
+                    stacklevel=3,
+                )
+            return model
         if len(series.y) < model.length:
             raise ValueError(
                 f"The series {series.name!r} needs {model.length} steps. Received: {len(series.y)}"
             )
+        _warn_of_negative(series.name, model, series.y)
         state = model.begin(series.y, series.future, series.past)
         return model._replace(state=state, last=series.times[-1])
 
@@ -304,6 +327,7 @@ class Forecasts:
             warnings.warn(f"{gap:,} missing rows were added to the table.", stacklevel=3)
         for _ in range(gap):
             state = model.observe(state, np.array([np.nan]), state.future[-1], state.past[-1])
+        _warn_of_negative(series.name, model, series.y[start:])
         for t in range(start, len(series.y)):
             state = model.observe(state, series.y[t : t + 1], series.future[t], series.past[t])
         return model._replace(state=state, last=series.times[-1])
@@ -337,6 +361,10 @@ class Forecasts:
         frame = to_frame(df, self.columns)
         panel, own.fitted_freq, own.encoding = read_panel(frame, self.columns, self.freq)
         first = self.horizon + (n_windows - 1) * step
+        if self.columns.covariates:  # scaled by what is known before the first window
+            ends = {each.name: each.times[-first - 1] for each in panel if len(each.y) > first}
+            own.encoding |= known_scales(frame, self.columns, own.encoding, ends)
+            panel, *_ = read_panel(frame, self.columns, own.fitted_freq, own.encoding)
         longer = [series for series in panel if len(series.y) > first]
         if not longer:
             raise ValueError(
@@ -522,9 +550,18 @@ _ARGUMENTS = ("horizon", "freq", "levels", "season", "seed")
 _FITTED = ("fitted_freq", "_candidates", "beats_naive")  # besides the encoding and the models
 
 
+def _warn_of_negative(name, model, y):
+    if model.low == 0 and np.nanmin(y, initial=0.0) < 0:
+        warnings.warn(
+            f"The series {str(name)!r} was fitted to values of 0 and more, and now has negative "
+            "ones. Fit the forecasts again.",
+            stacklevel=4,
+        )
+
+
 def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
-    found: tuple = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
+    found: tuple = tuple(np.atleast_1d(np.asarray(levels, dtype=object)).tolist())
     if not all(isinstance(p, numbers.Real) and 1 <= float(p) < 100 for p in found):
         raise ValueError(
             "`levels` must be percentages of 1 or more and below 100, such as (80, 95). Received: "

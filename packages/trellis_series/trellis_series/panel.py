@@ -207,7 +207,7 @@ def _check_unique(index):
     if repeated.any():
         name, time = index[repeated][0]
         raise ValueError(
-            f"The series {name!r} has two rows of {time}. Name the column of series, `id_col` "
+            f"The series {str(name)!r} has two rows of {time}. Name the column of series, `id_col` "
             "(--series COLUMN), if the table has several, and write times with their offset from "
             "UTC if clocks change."
         )
@@ -232,6 +232,16 @@ def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
                     f"Received: {len(found[name])} in {name!r}"
                 )
     return found
+
+
+def known_scales(
+    frame: pd.DataFrame, columns: Columns, encoding: dict[str, list], ends: dict[Any, Any]
+) -> dict[str, list]:
+    """Returns the means and deviations of covariates in the rows up to a time of each series."""
+    times = parse_times(frame[columns.time], *encoding[columns.time])
+    known = frame[(times <= frame[columns.id].astype(object).map(ends)).to_numpy()]
+    scaled = [name for name in columns.covariates if isinstance(encoding[name][0], float)]
+    return find_encoding(known, [name for name in scaled if known[name].notna().any()])
 
 
 def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list]) -> np.ndarray:

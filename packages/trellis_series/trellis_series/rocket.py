@@ -123,9 +123,10 @@ class RocketClassifier(SequenceClassifier):
         """
         series = [_without_padding(np.asarray(each, "float32")) for each in inputs]
         shapes = sorted({each.shape for each in series})
-        if any(shape[1:] != (self.channels,) for shape in shapes):
+        if any(shape[1:] != (self.channels,) or shape[0] == 0 for shape in shapes):
             raise ValueError(
-                f"`inputs` must be series (steps, {self.channels}). Received: shapes {shapes[:5]}"
+                f"`inputs` must be series (steps, {self.channels}), each with a value. Received: "
+                f"shapes {shapes[:5]}"
             )
         labels = np.asarray(self._encode_targets(np.asarray(labels)))
         if labels.shape != (len(series),):

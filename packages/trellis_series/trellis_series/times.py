@@ -21,7 +21,7 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
 
     Strings are times in any format that pandas reads, quarters such as `2024Q1`, or weeks such as
     `2024-01-01/2024-01-07`. Times with an offset from UTC become times in UTC. Integers such as
-    `20240131` or `202401` are dates where they are not evenly spaced.
+    `20240131` or `202401` are dates if all of them are.
 
     Args:
         values: The column of a table.
@@ -77,10 +77,11 @@ def _numbers(values):
             f"Times must be dates or integers. Received: {values[is_wrong].tolist()[0]!r} in the "
             f"column {values.name!r}"
         )
-    form = "%Y%m%d" if (whole >= 10**7).all() else "%Y%m"
-    dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
-    is_even = len(np.unique(np.diff(np.unique(whole)))) < 2
-    return whole if is_even or not dates.dt.year.between(1700, 2200).all() else dates
+    for digits, form in ((8, "%Y%m%d"), (6, "%Y%m")):
+        if whole.between(10 ** (digits - 1), 10**digits - 1).all():
+            dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
+            return dates if dates.dt.year.between(1700, 2200).all() else whole
+    return whole
 
 
 def _dates(values, **options):
@@ -90,7 +91,8 @@ def _dates(values, **options):
         warnings.simplefilter("ignore", UserWarning)  # about the order of day and month
         for form in (None, "ISO8601"):
             try:
-                return pd.to_datetime(values, format=form, **options).dt.as_unit("ns")
+                found = pd.to_datetime(values, format=form, **options).dt.as_unit("ns")
+                return pd.Series(pd.DatetimeIndex(found), values.index, name=values.name)
             except (ValueError, TypeError) as error:
                 failed = error
     reason = str(failed).partition(". You might")[0]  # pandas would have its arguments changed
