@@ -91,6 +91,22 @@ def test_counts_are_not_negative():
     assert (Forecasts(8).fit(y).predict()[["ours", "ours-lo-80"]] >= 0).all(axis=None)
 
 
+def test_the_floor_ends_where_values_are_negative():
+    """As for temperatures that were fitted in summer."""
+    y = np.linspace(20, -20, 200) + np.random.default_rng(0).normal(size=200)
+    table = pd.DataFrame({"ds": pd.date_range("2024-07-01", periods=200), "y": y})
+    forecasts = Forecasts(3, network=None).fit(table[:80])
+    stream = forecasts.stream()
+    cache = stream.initial_cache(1)
+    for value in y[80:]:
+        found, cache = stream.step(np.array([[value]]), cache)
+    with pytest.warns(UserWarning, match="'series' was fitted to values of 0 and more"):
+        forecasts.update(table)
+    expected = forecasts.predict()[["ours", "ours-lo-80", "ours-hi-80"]]
+    assert (expected["ours"] < -10).all() and (expected["ours-hi-80"] > -20).all()
+    np.testing.assert_allclose(np.array(found)[0], expected)
+
+
 @pytest.mark.parametrize(
     ("level", "independent", "expected"), [(80, 1e9, 80), (80, 9, 83.2), (50, 1, 60), (99, 1, 100)]
 )

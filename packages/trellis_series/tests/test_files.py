@@ -66,6 +66,21 @@ def test_a_group_of_thousands_is_not_a_decimal_comma(read):
     assert read(beside)["load"].tolist() == [1.234, 1.987, 1.001]
 
 
+@pytest.mark.parametrize("sep", [";", "\t"])
+def test_a_group_of_thousands_is_not_a_decimal_point(read, sep):
+    text = f"d{sep}load\n01.01.2024{sep}1.204\n02.01.2024{sep}987\n03.01.2024{sep}1.012\n"
+    assert read(text)["load"].tolist() == [1204, 987, 1012]
+    assert read(text.replace("987", "98.7"))["load"].tolist() == [1.204, 98.7, 1.012]
+    unclear = text.replace("987", "1.987")
+    if sep == "\t":
+        assert read(unclear)["load"].tolist() == [1.204, 1.987, 1.012]
+        return
+    with pytest.raises(ValueError, match="1.204 may be 1204"):
+        read(unclear)
+    assert read(unclear, decimal=",")["load"].tolist() == [1204, 1987, 1012]
+    assert read(unclear, decimal=".")["load"].tolist() == [1.204, 1.987, 1.012]
+
+
 @pytest.mark.parametrize(
     "text",
     [

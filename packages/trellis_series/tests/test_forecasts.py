@@ -177,6 +177,9 @@ def test_update_fills_a_gap_and_fits_a_new_series():
     forecasts = Forecasts(12).fit(noisy()[:300])
     with pytest.warns(UserWarning, match="20 missing rows"):
         forecasts.update(noisy()[320:])
+    with pytest.warns(UserWarning, match="'c' is new, and fitted to 3 steps only"):
+        forecasts.update(noisy(3, "c"))
+    del forecasts.models["c"]
     forecasts.update(noisy(name="b"))
     found = forecasts.predict()
     assert found["unique_id"].unique().tolist() == ["a", "b"]
@@ -219,6 +222,18 @@ def test_backtests_see_only_the_past(panel, refit):
     np.testing.assert_allclose(found[first]["ours"], expected)
     scores = evaluate(found.drop(columns="cutoff"), [mae], models=["ours"])
     assert (scores["ours"] < 2).all()
+
+
+@pytest.mark.parametrize("role", ["past", "future"])
+def test_backtests_do_not_see_covariates_of_later_windows(role):
+    table = noisy().assign(x=np.random.default_rng(1).normal(size=len(noisy())))
+    later = np.arange(len(table)) >= len(table) - 12  # after the first of two windows
+    changed = table.assign(x=table["x"] + 1_000 * later)
+    first, second = (
+        Forecasts(12, network=None, **{role: ["x"]}).cross_validation(each, 2)["ours"][:12]
+        for each in (table, changed)
+    )
+    pd.testing.assert_series_equal(first, second)
 
 
 def test_files_keep_everything(fitted, tmp_path):
@@ -293,6 +308,8 @@ def test_damaged_files_are_named(fitted, tmp_path, name):
         {"levels": (0.8,)},
         {"levels": (100,)},
         {"season": 0},
+        {"season": []},
+        {"levels": None},
         {"network": "tcn"},
         {"past": "temperature"},
         {"past": ["y"]},

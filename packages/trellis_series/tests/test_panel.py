@@ -34,6 +34,21 @@ def test_times_of_any_kind_are_continued(times):
     assert predicted(times[:N]).tolist() == times[N:].tolist()
 
 
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (range(20240101, 20240131), "2024-01-31"),
+        (range(202401, 202413), "2025-01-01"),
+        (range(202413, 202443), 202443),  # not all are months
+        (range(20241, 20250), 20250),
+    ],
+)
+def test_integers_are_dates_if_all_of_them_are(numbers, expected):
+    table = pd.DataFrame({"ds": numbers, "y": np.arange(len(numbers)) % 5.0})
+    found = Forecasts(1, network=None).fit(table).predict()["ds"][0]
+    assert found == (expected if isinstance(expected, int) else pd.Timestamp(expected))
+
+
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_frequencies_are_found_beside_gaps(zone):
     for freq in ("h", "D", "B", "W-WED", "MS", "ME", "QS", "YS", "3h", "2W-MON"):

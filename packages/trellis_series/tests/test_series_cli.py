@@ -71,6 +71,18 @@ def test_the_naive_forecast_is_written_where_it_is_better(folder):
     assert "ours" in pd.read_csv("f.csv")
 
 
+def test_names_of_series_stay_as_they_are_written(folder):
+    names = ["007", "7", "NA"]
+    parts = [pd.DataFrame({"store": name, "time": TIMES[:60], "load": LOAD[:60]}) for name in names]
+    pd.concat(parts).to_csv("stores.csv", index=False)
+    options = ["stores.csv", "--series", "store", *FILE[1:5], "--no-network", "--horizon", 2]
+    run(*options, "--output", "s.csv", "--save", "kept")
+    run("stores.csv", "--model", "kept", "--output", "t.csv")
+    for file in ("s.csv", "t.csv"):
+        found = pd.read_csv(file, dtype=str, keep_default_na=False)
+        assert found["store"].unique().tolist() == names
+
+
 def test_rows_without_times_are_numbered(folder):
     run("load.csv", "--target", "load", "--season", 24, "--no-rivals", "--output", "f.csv")
     assert pd.read_csv("f.csv")["step"].tolist() == list(range(N + 1, N + 25))

@@ -112,9 +112,9 @@ def forecast(
     options = {name: value for name, value in options.items() if value is not None}
     kept = None if model is None else Forecasts.load(model)
     names = series if kept is None else kept.columns.id
-    if names is not None and (kept is None or any(isinstance(n, str) for n in kept.models)):
-        options["converters"] = {names: lambda text: text.strip() or None}  # 007 and NA are names
-    frame = read_csv(file, **options)
+    if kept is not None and not all(isinstance(name, str) for name in kept.models):
+        names = None  # fitted to a data frame with other names
+    frame = read_csv(file, names, **options)
     backtest = None
     if kept is not None:
         forecasts = kept

@@ -26,7 +26,9 @@ _POINT_THOUSANDS = re.compile(r"-?[1-9]\d{0,2}\.\d{3}")
 _POINT_GROUPED = re.compile(r"-?[1-9]\d{0,2}|-?\d{1,3}(\.\d{3}){2,}")
 
 
-def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
+def read_csv(
+    path: str | os.PathLike, text_column: str | None = None, **options: Any
+) -> pd.DataFrame:
     """Reads a CSV file by `pandas.read_csv`, after checks of its size and its quotes.
 
     The encoding (UTF-8, or else Windows-1252), the separator (a comma, semicolon, tab or bar), the
@@ -34,6 +36,8 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
 
     Args:
         path: File, which may be compressed (`.gz`).
+        text_column: The name of a column whose texts stay as they are written, such as `007` and
+            `NA`. Defaults to `None`.
         options: Arguments of `pandas.read_csv`, such as `sep`, `decimal` and `encoding`.
 
     Raises:
@@ -65,15 +69,18 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
         # Without this, pandas drops what is beyond the columns of the first line.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            defaults = {"skipinitialspace": True, "index_col": False}
-            table = pd.read_csv(io.StringIO(text), **(defaults | options))
+            options = {"skipinitialspace": True, "index_col": False, **options}
+            table = pd.read_csv(io.StringIO(text), **options)
+            if text_column in table:
+                options |= {"usecols": [text_column], "dtype": str, "keep_default_na": False}
+                texts = pd.read_csv(io.StringIO(text), **options)[text_column].str.strip()
+                table[text_column] = texts.where(texts != "")
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise ValueError(f"{path} is not a table: {error}") from error
     # pandas would also take the dots of dates for groups.
     if "thousands" in options:
         return table
-    texts = options.get("converters", ())
-    return table.apply(lambda x: x if x.name in texts else _ungroup(x, decimal))
+    return table.apply(lambda x: x if x.name == text_column else _ungroup(x, decimal))
 
 
 def _ungroup(column, decimal):
