@@ -82,7 +82,7 @@ MAPS = {
     "Where": Map("{0} ? {1} : {2}", np.where),
     "Cast": Map("{0}", lambda x: x),
 }
-_ALIASES = {"TrueDivide": "Divide", "Abs": "Absolute", "Fabs": "Absolute", "Select": "Where"}
+_ALIASES = {"TrueDivide": "Divide", "Abs": "Absolute", "Fabs": "Absolute"}
 
 
 def lower(traced: Trace, real: str = "float32") -> Program:

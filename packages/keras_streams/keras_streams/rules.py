@@ -200,6 +200,9 @@ _ATTENTION = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
 
 def _attention(call, signal, options):
     layer, (_, named) = call.operation, call.arguments
+    axes = getattr(layer, "attention_axes", None)
+    if len(signal.shape) > 1 and axes and signal.axis not in axes and len({*call.inputs}) == 1:
+        return Pointwise(call, [signal] * len(call.inputs))  # within each step
     is_causal, window = _causality(call)
     known = "query", "value", "key", "use_causal_mask", "attention_mask"
     others = [name for name in named if name not in known and named[name] not in (None, False)]

@@ -192,6 +192,11 @@ def test_merged_outputs_without_time_are_those_of_the_sequence_so_far(case):
         assert_equal(found[:, t], model(xs[:, : t + 1]))
 
 
+def test_attention_within_each_step():
+    x = keras.Input((None, 5, 4))
+    check(keras.Model(x, layers.MultiHeadAttention(2, 3, attention_axes=(2,))(x, x)))
+
+
 def test_the_end_of_a_sequence_is_cropped_in_time():
     x = keras.Input((None, 1))
     stream = to_stream(keras.Model(x, layers.Cropping1D((0, 3))(x)[:, -1]))
