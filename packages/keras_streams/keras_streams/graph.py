@@ -301,6 +301,7 @@ class Graph:
             return None, []
         layers = all_layers(layer)
         dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
+        # Layers that follow the protocol cast on their own, others in Keras' scope for weights.
         mixes_dtypes = len(dtypes) > 1 and layer.variables and not has_protocol(layer)
         if mixes_dtypes or not all(x.built for x in layers):
             return None, []

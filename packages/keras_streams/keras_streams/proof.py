@@ -467,9 +467,9 @@ def _of_outputs(stream, values, xs, steps):
 
 
 def _whole_lengths(stream, due):
-    """Returns steps that end sequences for which the model has the stream's running values.
+    """Returns last steps of shorter sequences, whose outputs the stream must have at these steps.
 
-    There are none if a part looks ahead: the model then sees the padding after the end.
+    If a layer looks ahead, the model pads the end of each sequence, so there is no such step.
     """
     plan = stream.plan
     if any(signal.lag > 0 for signal in plan.signals.values()):

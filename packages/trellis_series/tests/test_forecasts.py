@@ -234,6 +234,8 @@ def test_backtests_do_not_see_covariates_of_later_windows(role):
         for each in (table, changed)
     )
     pd.testing.assert_series_equal(first, second)
+    with pytest.raises(ValueError, match="windows need series of more than"):
+        Forecasts(12, network=None, **{role: ["x"]}).cross_validation(table, 1_000)
 
 
 def test_files_keep_everything(fitted, tmp_path):

@@ -87,8 +87,9 @@ def test_streams_that_cannot_start_are_refused():
 
 def test_exports_equal_the_stream(tmp_path):
     forecasts = Forecasts(6, season=24).fit(numbered(SERIES["day"][:200]))
-    new = SERIES["day"][200:220].astype("float32")
+    new = (SERIES["day"][200:] - 150 * (np.arange(60) > 12)).astype("float32")  # below the floor
     expected = streamed(forecasts, new, "float32")[0]
+    assert np.min(expected) < 0
     forecasts.export(tmp_path / "load.c")  # compares 200 steps with Keras
     assert "the forecast, the lower end of the 80 % band" in (tmp_path / "load.h").read_text()
     found = native(forecasts.stream(dtype="float32"))

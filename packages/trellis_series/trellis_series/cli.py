@@ -114,7 +114,7 @@ def forecast(
     names = series if kept is None else kept.columns.id
     if kept is not None and not all(isinstance(name, str) for name in kept.models):
         names = None  # fitted to a data frame with other names
-    frame = read_csv(file, names, **options)
+    frame = read_csv(file, text_column=names, **options)
     backtest = None
     if kept is not None:
         forecasts = kept

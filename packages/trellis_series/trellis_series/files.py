@@ -27,7 +27,7 @@ _POINT_GROUPED = re.compile(r"-?[1-9]\d{0,2}|-?\d{1,3}(\.\d{3}){2,}")
 
 
 def read_csv(
-    path: str | os.PathLike, text_column: str | None = None, **options: Any
+    path: str | os.PathLike, *, text_column: str | None = None, **options: Any
 ) -> pd.DataFrame:
     """Reads a CSV file by `pandas.read_csv`, after checks of its size and its quotes.
 

@@ -361,10 +361,6 @@ class Forecasts:
         frame = to_frame(df, self.columns)
         panel, own.fitted_freq, own.encoding = read_panel(frame, self.columns, self.freq)
         first = self.horizon + (n_windows - 1) * step
-        if self.columns.covariates:  # scaled by what is known before the first window
-            ends = {each.name: each.times[-first - 1] for each in panel if len(each.y) > first}
-            own.encoding |= known_scales(frame, self.columns, own.encoding, ends)
-            panel, *_ = read_panel(frame, self.columns, own.fitted_freq, own.encoding)
         longer = [series for series in panel if len(series.y) > first]
         if not longer:
             raise ValueError(
@@ -376,6 +372,11 @@ class Forecasts:
                 "steps, too few for the windows, and are left out.",
                 stacklevel=2,
             )
+        if self.columns.covariates:  # scaled by what is known before the first window
+            ends = {each.name: each.times[-first - 1] for each in longer}
+            own.encoding |= known_scales(frame, self.columns, own.encoding, ends)
+            panel, *_ = read_panel(frame, self.columns, own.fitted_freq, own.encoding)
+            longer = [series for series in panel if series.name in ends]
         parts: list[pd.DataFrame] = []
         for before in range(first, self.horizon - 1, -step):  # steps from an origin to the end
             known = [series[: len(series.y) - before] for series in longer]
@@ -561,7 +562,7 @@ def _warn_of_negative(name, model, y):
 
 def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
-    found: tuple = tuple(np.atleast_1d(np.asarray(levels, dtype=object)).tolist())
+    found: tuple = tuple(levels) if np.iterable(levels) else (levels,)
     if not all(isinstance(p, numbers.Real) and 1 <= float(p) < 100 for p in found):
         raise ValueError(
             "`levels` must be percentages of 1 or more and below 100, such as (80, 95). Received: "

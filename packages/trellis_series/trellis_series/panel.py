@@ -238,8 +238,9 @@ def known_scales(
     frame: pd.DataFrame, columns: Columns, encoding: dict[str, list], ends: dict[Any, Any]
 ) -> dict[str, list]:
     """Returns the means and deviations of covariates in the rows up to a time of each series."""
-    times = parse_times(frame[columns.time], *encoding[columns.time])
-    known = frame[(times <= frame[columns.id].astype(object).map(ends)).to_numpy()]
+    rows = frame[frame[columns.id].isin([*ends])]
+    times = parse_times(rows[columns.time], *encoding[columns.time])
+    known = rows[(times <= rows[columns.id].astype(object).map(ends)).to_numpy()]
     scaled = [name for name in columns.covariates if isinstance(encoding[name][0], float)]
     return find_encoding(known, [name for name in scaled if known[name].notna().any()])
 
