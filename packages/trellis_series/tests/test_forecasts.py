@@ -42,7 +42,7 @@ def test_a_meter_keeps_its_precision():
 def test_seasons_of_the_calendar():
     expected = {"h": [24, 168], "30min": [48, 336], "min": [1440], "s": [], "D": [7], "B": [5]}
     expected |= {"W-SUN": [52], "MS": [12], "ME": [12], "BME": [12], "2MS": [6], "QS": [4]}
-    expected |= {"YS": [], 1: []}
+    expected |= {"YS": [], 1: [], "7D": [52], "14D": [26], "30D": []}
     assert {freq: calendar_seasons(freq) for freq in expected} == expected
     months = "MS", "BMS", "CBMS", "WOM-1MON", "LWOM-FRI"
     assert {freq: calendar_seasons(freq) for freq in months} == dict.fromkeys(months, [12])

@@ -1,5 +1,7 @@
 """Times, names of columns, and values of tables."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -82,6 +84,19 @@ def test_a_long_outage_and_every_second_row_are_filled(kept):
     times = pd.date_range("2024-01-01", periods=110, freq="h")[list(kept)]
     with pytest.warns(UserWarning, match="missing rows were added"):
         Forecasts(3, freq="h").fit(pd.DataFrame({"ds": times, "y": Y[: len(times)]}))
+
+
+@pytest.mark.parametrize("value", [-999.0, 2.0**31 - 1])
+def test_fill_values_are_named(value):
+    y = 20 + np.random.default_rng(0).normal(size=100)
+    y[[40, 41]] = value
+    frame = pd.DataFrame({"ds": pd.date_range("2024", periods=100), "y": y, "unique_id": "a"})
+    with pytest.warns(UserWarning, match=f"{value:.10g} at 2024-02-10"):
+        read_panel(frame, Columns())
+    y[[40, 41]] = 20 + 3 * np.ptp(np.delete(y, [40, 41]))  # unusual, but not absurd
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        read_panel(frame.assign(y=y), Columns())
 
 
 @pytest.mark.parametrize("dayfirst", [None, True, False])

@@ -14,6 +14,8 @@ from trellis_series.times import check_steps, day_order, infer_freq, parse_times
 
 UNNAMED = "series"  # the name of the series of a table without the column of names
 _MOST_CATEGORIES = 50
+_FAR = 20  # from the other values, in units of their range
+_FEWEST_VALUES = 10  # different ones of a series, of which one can be far from the others
 _TIME_INDEXES = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
 
 
@@ -168,7 +170,27 @@ def read_panel(
         )
     if missing:
         warnings.warn(f"{missing:,} missing rows were added to the table.", stacklevel=3)
+    _warn_of_far_values(found)
     return found, freq, encoding
+
+
+def _warn_of_far_values(found):
+    """Warns if a value is so far from all others of its series that it may mean a missing one."""
+    for series in found:
+        values = np.unique(series.y[~np.isnan(series.y)])
+        if len(values) < _FEWEST_VALUES:
+            continue
+        for far, others in ((values[0], values[1:]), (values[-1], values[:-1])):
+            low, high = others[0], others[-1]
+            if max(low - far, far - high) > _FAR * (high - low):
+                time = series.times[np.argmax(series.y == far)]
+                warnings.warn(
+                    f"The series {series.name!r} has the value {far:.10g} at {time}, but all other "
+                    f"values are between {low:.10g} and {high:.10g}. If it stands for a missing "
+                    "value, leave the value out.",
+                    stacklevel=4,
+                )
+                return
 
 
 def _longest(names, times):

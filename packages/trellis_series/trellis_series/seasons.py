@@ -24,7 +24,7 @@ def calendar_seasons(freq: str | int) -> list[int]:
         kind = re.sub("^(C?B|L?WO)(?=[A-Z])", "", name)[:1]  # BMS, CBMS and WOM are months
         found = _CALENDAR.get(kind, [])
         return [s // offset.n for s in found if s % offset.n == 0 and s > offset.n]
-    cycles = 86_400, 604_800
+    cycles = (86_400, 604_800) if step < 604_800 else (52 * 604_800,)
     return [int(s / step) for s in cycles if s % step == 0 and 1 < s / step <= _LONGEST]
 
 

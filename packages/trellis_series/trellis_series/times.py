@@ -188,7 +188,7 @@ def infer_freq(times: pd.Index) -> str | int:
         times = _wall(times) if is_daily else times.tz_convert(None)
     found = pd.infer_freq(times)
     if found is not None:
-        return found
+        return getattr(found, "freqstr", found)  # pandas 4 returns an offset
     months = np.diff(times.year * 12 + times.month)
     for is_edge, name in ((times.is_month_start, "MS"), (times.is_month_end, "ME")):
         if is_edge.all() and months.all():
