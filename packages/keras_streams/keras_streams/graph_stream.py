@@ -79,7 +79,8 @@ def to_stream(
         time_axis: Integer, the time axis of the model's inputs; a stream has it on axis 1. Or a
             structure of integers like the model's inputs, with `None` for an input without a time
             axis, of which each step gets the same values. Defaults to `None`: axis 1, and inputs
-            (batch, features) beside sequences have none.
+            (batch, features) beside sequences have none. Integers (batch, n) are tokens if all
+            sequences have `n` steps.
         window: Positive integer, the number of steps that the model was trained on. At each step
             the outputs are then those of the model for the last `window` steps; with strides, at
             each step that has an output. The model may end with a `Flatten` or any other layer that
@@ -594,7 +595,12 @@ def _time_axes(graph, given):
             )
         pairs = zip(axes, ranks, strict=True)
         return [None if a is None else operator.index(a) % rank for a, rank in pairs]
-    axes = [1 if _has_time(graph, n, x.shape) else None for n, x in enumerate(tensors)]
+    is_sequence = [len(x.shape) > 2 or x.shape[1:2] == (None,) for x in tensors]
+    lengths = {x.shape[1] for x, has_time in zip(tensors, is_sequence, strict=True) if has_time}
+    for n, x in enumerate(tensors):  # integers are tokens, or features if their number differs
+        if len(x.shape) == 2 and x.shape[1] not in (None, 1) and graph.takes_tokens(n):
+            is_sequence[n] = lengths <= {x.shape[1]}
+    axes = [1 if has_time else None for has_time in is_sequence]
     if not any(axes):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
@@ -605,12 +611,6 @@ def _time_axes(graph, given):
             f"{tensors[0].name} of shape {tuple(tensors[0].shape)}"
         )
     return axes
-
-
-def _has_time(graph, n, shape):
-    if len(shape) != 2:
-        return len(shape) > 2
-    return shape[1] is None or (graph.takes_tokens(n) and shape[1] > 1)
 
 
 def _input_signal(graph, tensor, axis, length, in_window):

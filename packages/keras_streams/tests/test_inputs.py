@@ -68,6 +68,14 @@ def test_inputs_without_time():
     check_equal(keras.Model([x, static], y), [noise(2, 9, 3), noise(2, 4)])
 
 
+@pytest.mark.parametrize("length", [None, 9])
+def test_integer_features_beside_a_sequence_are_no_tokens(length):
+    x, features = keras.Input((length, 3)), keras.Input((4,), dtype="int32")
+    context = layers.Dense(3)(ops.cast(features, "float32"))
+    y = layers.Add()([layers.GRU(3, return_sequences=True)(x), ops.expand_dims(context, 1)])
+    check_equal(keras.Model([x, features], y), [noise(2, 9, 3), np.arange(8).reshape(2, 4)])
+
+
 def test_a_mask_among_the_inputs():
     x, mask = keras.Input((10, 3)), keras.Input((10,), dtype="bool")
     model = keras.Model([x, mask], layers.GRU(3, return_sequences=True)(x, mask=mask))
