@@ -26,8 +26,9 @@ def test_a_gate_a_cell_and_a_layer_of_ones_own(run_page, tmp_path):
     assert "smoothing" in source and "leaky_cell_kernel" in source
 
 
-def test_padding_changes_no_output(run_page):
-    run_page("padding.md")
+@pytest.mark.parametrize("name", ["padding.md", "training.md"])
+def test_pages_run(run_page, name):
+    run_page(name)
 
 
 @pytest.mark.slow
