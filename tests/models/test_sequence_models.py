@@ -1,6 +1,7 @@
 """SequenceClassifier, SequenceRegressor and PolyphonicModel: figures, masks, files, bad input."""
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -462,6 +463,19 @@ def test_outputs_are_nan_until_the_inputs_are_adapted():
     model.adapt(array for array in x)
     np.testing.assert_allclose(model.input_normalization.scale, x.std(axis=(0, 1)), rtol=1e-5)
     assert np.isfinite(model.predict(x, verbose=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("offset", "dtype", "named"), [(1e9, "float32", 1), (1e4, "float32", 0), (1e9, "float64", 0)]
+)
+def test_values_that_float32_cannot_tell_apart_are_named(offset, dtype, named):
+    x = offset + np.random.default_rng(0).normal(size=(20, 3, 2)) * [0, 1]
+    backbone = TCN(2, 2, 1, return_sequences=False, dtype=dtype)
+    model = SequenceRegressor(backbone, 1, normalize=True, dtype=dtype)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.adapt(x)
+    assert sum("Channel 1" in str(warning.message) for warning in found) == named
 
 
 def test_inputs_are_standardized_before_they_are_rounded():

@@ -1,5 +1,6 @@
 """Standardization of a series, with its statistics stored as weights."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from trellis_keras.types import Shape, Tensor
 
 _ROWS_AT_ONCE = 1 << 18
 LARGEST = 10.0  # standard deviations
+_LEAST = 1e-5  # deviation of values in units of their mean, of which float32 keeps two digits
 
 
 class Standardization(keras.layers.Layer):
@@ -80,6 +82,15 @@ class Standardization(keras.layers.Layer):
         # Rounding may give a constant channel a nonzero deviation.
         is_constant = deviation <= 1e-7 * np.abs(mean)
         self.scale.assign(np.where(is_constant | (deviation == 0), 1.0, deviation))
+        is_lost = (1e-12 * np.abs(mean) < deviation) & (deviation < _LEAST * np.abs(mean))
+        if np.any(is_lost) and self.compute_dtype != "float64":
+            channel = int(np.argmax(is_lost))
+            warnings.warn(
+                f"Channel {channel} varies by {deviation[channel]:.2g} around "
+                f"{mean[channel]:.10g}, of which float32 keeps less than two digits. Subtract "
+                "a constant from it before `adapt`, `fit` and `predict`.",
+                stacklevel=3,
+            )
 
 
 def arrays_of(data: Any) -> list[np.ndarray]:

@@ -121,7 +121,7 @@ class RocketClassifier(SequenceClassifier):
                 sequence of arrays (steps, channels).
             labels: Array (series,), the classes, or their names. Required.
         """
-        series = [_without_padding(np.asarray(each, "float32")) for each in inputs]
+        series = [_without_padding(np.asarray(each, "float64")) for each in inputs]
         shapes = sorted({each.shape for each in series})
         if any(shape[1:] != (self.channels,) or shape[0] == 0 for shape in shapes):
             raise ValueError(
