@@ -178,3 +178,9 @@ def test_an_earlier_file_computes_what_it_did(name):
     x = np.random.RandomState(0).normal(size=(2, 7, 3)).astype("float32")
     expected = np.load(path.with_suffix(".npy"))
     np.testing.assert_allclose(keras.saving.load_model(path)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_series_that_float32_cannot_tell_apart_are_named():
+    x = 1e9 + np.random.default_rng(0).normal(size=(6, 30, 1))
+    with pytest.warns(UserWarning, match="Channel 0"):
+        RocketClassifier(30, 1, 2, features=84, seed=0).adapt(x, [0, 1] * 3)
