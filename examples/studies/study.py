@@ -3,7 +3,6 @@
 import csv
 import functools
 import json
-import os
 import pathlib
 import sys
 from typing import Annotated
@@ -18,7 +17,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from keras_streams.files import atomic_write  # noqa: E402
 from trellis_keras.files import make_writable  # noqa: E402
 from trellis_keras.jobs import Job, different_settings  # noqa: E402
-from trellis_keras.zoo.environment import accelerators, processor  # noqa: E402
+from trellis_keras.zoo.environment import accelerators, cores, processor  # noqa: E402
 
 Quick = Annotated[bool, typer.Option("--quick", help="A small version that shows that it works.")]
 Output = Annotated[str | None, typer.Option(help="Folder. Default: runs/studies/<study>.")]
@@ -136,7 +135,7 @@ def hardware():
     """Returns a line: processor or accelerator, number of cores, backend."""
     import keras
 
-    devices = accelerators() or [f"{processor()}, {os.cpu_count()} cores"]
+    devices = accelerators() or [f"{processor()}, {cores()}"]
     return f"{', '.join(devices)}; {keras.backend.backend()}, Keras {keras.__version__}"
 
 

@@ -125,6 +125,16 @@ def test_every_process_whose_batches_count_is_recorded(tmp_path):
     ]
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_run_states_the_cores_that_it_may_use_not_those_of_the_machine():
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        assert environment.environment()["hardware"].startswith("1 core of ")
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.slow
 def test_another_precision_goes_on(tmp_path):
     run = tiny_run(tmp_path, epochs=1)

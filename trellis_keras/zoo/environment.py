@@ -21,7 +21,7 @@ def environment() -> dict[str, str | None]:
     """Returns hardware, backend, versions and commit of this process."""
     backend = keras.backend.backend()
     return {
-        "hardware": ", ".join([f"{os.cpu_count()} cores of {processor()}", *accelerators()]),
+        "hardware": ", ".join([f"{cores()} of {processor()}", *accelerators()]),
         "backend": f"{backend} {__import__(backend).__version__}, keras {keras.__version__}",
         "trellis_keras": trellis_keras.__version__,
         "commit": commit(),
@@ -80,6 +80,12 @@ def _fields(found, types):
 def processor() -> str:
     """Returns the processor's name."""
     return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def cores() -> str:
+    """Returns the number of cores that this process may use, such as "2 cores"."""
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return "1 core" if number == 1 else f"{number} cores"
 
 
 def vector_units() -> list[str]:
