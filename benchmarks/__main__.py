@@ -12,7 +12,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share
 import keras
 import typer
 
-from benchmarks import classification, edge, forecasts, integers, rivals
+from benchmarks import classification, edge, forecasts, rivals
 from benchmarks.cases import CASES
 from benchmarks.results import (
     ROUNDS,
@@ -27,7 +27,7 @@ from benchmarks.worker import Worker
 
 # Benchmarks that run their variants themselves. TABLES add missing rows to a CSV file.
 TABLES = {"forecasts": forecasts, "classification": classification}
-OWN = {"edge": edge, "rivals": rivals, "integers": integers, **TABLES}
+OWN = {"edge": edge, "rivals": rivals, **TABLES}
 
 app = typer.Typer(add_completion=False, help=__doc__)
 

@@ -1,14 +1,10 @@
 """The benchmark command runs a case from end to end."""
 
 import json
-import sys
-import types
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks import __main__ as command
 from benchmarks import classification, rivals
 from benchmarks.results import read_rows
 from tests.support.processes import ROOT, run_module
@@ -27,49 +23,6 @@ def test_a_case_writes_its_figures(tmp_path):
     assert len(figures["steps_s"]) == 2 and figures["peak_gib"] > 0
     assert figures["first_call_s"] > 0 and figures["step_s"] > 0
     assert (tmp_path / "depth-tensorflow.md").read_text() in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["ed*", "gam"], "gam"),
-        (["ed*", "--variants", "C"], "--variants"),
-        (["integers", "--rounds", "3"], "--rounds"),
-    ],
-)
-def test_wrong_arguments_end_before_anything_runs(arguments, named):
-    answer = CliRunner().invoke(command.app, ["run", *arguments])
-    assert answer.exit_code == 2 and named in answer.output
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """The names of the cases that were measured; `edge` cannot be."""
-    names = []
-
-    def results(name, *_):
-        names.append(name)
-        return {"variants": {}}
-
-    edge = types.SimpleNamespace(measure=lambda: sys.exit("It needs a package."))
-    monkeypatch.setattr(command, "OWN", {"edge": edge})
-    monkeypatch.setattr(command, "_products", dict)
-    monkeypatch.setattr(command, "_results", results)
-    return names
-
-
-def test_options_without_names_run_the_cases_that_take_them(measured, tmp_path):
-    options = ["--rounds", "3", "--output", str(tmp_path)]
-    answer = CliRunner().invoke(command.app, ["run", *options])
-    assert answer.exit_code == 0 and measured == [*command.CASES]
-
-
-def test_a_case_that_cannot_run_is_left_out_unless_named(measured, tmp_path):
-    output = ["--output", str(tmp_path)]
-    answer = CliRunner().invoke(command.app, ["run", *output])
-    assert answer.exit_code == 0 and measured == [*command.CASES]
-    assert "edge is left out: It needs" in answer.output
-    assert CliRunner().invoke(command.app, ["run", "edge", *output]).exit_code == 1
 
 
 def test_the_guide_has_the_table_of_classification():

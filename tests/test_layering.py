@@ -21,7 +21,6 @@ LEVELS = [
     {"__main__"},
 ]
 HEIGHT = {name: height for height, level in enumerate(LEVELS) for name in level}
-LIBRARY = set().union(*LEVELS[:6])
 MODULES = sorted(
     path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py")
 )
@@ -59,14 +58,6 @@ def test_imports_point_down(module):
     source = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
     assert module.split("/")[0] in HEIGHT, "a new part of the package: give it a level"
     assert not upward(module, source)
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if m.split("/")[0] in LIBRARY])
-def test_the_library_imports_no_application(module):
-    source = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
-    package = ".".join(["trellis_keras", *module.split("/")[:-1]])
-    parts = [name.split(".") for name in imported(source, package)]
-    assert not [p for p in parts if p[0] == "trellis_keras" and "zoo" in p]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What the package uses of Keras that has no public name, each with the name that is missing.
 
-Subclasses of Keras' classes also override or read private members of theirs, which
-`tests/test_keras_internals.py` lists.
+Subclasses of Keras' classes also override or read private members of theirs.
 """
 
 import keras

@@ -49,30 +49,6 @@ def ds_cnn():
 
 
 @published()
-def crnn():
-    """Sound events: convolutions, pooling of frequencies, a recurrent layer."""
-    x = inputs(None, 16, 1)
-    y = layers.MaxPooling2D((1, 4))(conv2d(x, 4, 3, padding="same"))
-    y = layers.MaxPooling2D((1, 2))(conv2d(y, 4, 3, padding="same"))
-    y = layers.Reshape((-1, 2 * 4))(y)
-    y = layers.GRU(5, return_sequences=True)(y)
-    return keras.Model(x, layers.TimeDistributed(layers.Dense(3, activation="sigmoid"))(y))
-
-
-@published()
-def deep_speech_2():
-    """Strided convolutions over spectrograms, then forward recurrent layers."""
-    x = inputs(None, 12)
-    y = layers.Reshape((-1, 12, 1))(x)
-    y = conv2d(y, 3, (5, 7), strides=(2, 2), padding="valid")
-    y = conv2d(y, 3, (5, 3), strides=(1, 1), padding="valid")
-    y = layers.Reshape((-1, y.shape[2] * y.shape[3]))(y)
-    for _ in range(2):
-        y = layers.BatchNormalization()(layers.GRU(4, return_sequences=True)(y))
-    return keras.Model(x, layers.Dense(6, activation="softmax")(y))
-
-
-@published()
 def bc_resnet():
     """Broadcast residuals: two-dimensional blocks plus averages over frequency."""
     x = inputs(None, 8, 1)
@@ -103,34 +79,6 @@ def denoiser():
 def conv(x, filters, size, activation="relu", **options):
     x = layers.Conv1D(filters, size, use_bias=False, **options)(x)
     return layers.Activation(activation)(layers.BatchNormalization()(x))
-
-
-def separable(x, filters, size, **options):
-    y = layers.SeparableConv1D(filters, size, padding="same", use_bias=False, **options)(x)
-    return layers.BatchNormalization()(y)
-
-
-@published()
-def tc_resnet():
-    """Keyword spotting by strided residual blocks over time, frequencies as channels."""
-    x = inputs(98, 10)
-    y = conv(x, 4, 3, padding="same")
-    for filters in (6, 8):
-        z = conv(y, filters, 9, strides=2, padding="same")
-        z = layers.BatchNormalization()(layers.Conv1D(filters, 9, padding="same")(z))
-        y = layers.ReLU()(z + conv(y, filters, 1, strides=2, padding="same"))
-    return keras.Model(x, layers.Dense(3)(layers.GlobalAveragePooling1D()(y)))
-
-
-@published()
-def matchbox_net():
-    """Keyword spotting by separable residual blocks."""
-    x = inputs(None, 6)
-    y = conv(x, 6, 5, padding="same")
-    z = layers.Dropout(0.1)(layers.ReLU()(separable(y, 6, 7)))
-    y = layers.ReLU()(layers.Add()([separable(z, 6, 7), conv(y, 6, 1, "linear")]))
-    y = conv(y, 8, 5, dilation_rate=2, padding="same")
-    return keras.Model(x, layers.Conv1D(4, 1, activation="softmax")(y))
 
 
 @published()
@@ -175,28 +123,6 @@ def ecg_resnet():
     return keras.Model(x, layers.Dense(4, activation="softmax")(y))
 
 
-@published()
-def inception_time():
-    """Parallel kernels of several sizes behind a bottleneck."""
-    x = y = inputs(None, 3)
-    for _ in range(2):
-        narrow = layers.Conv1D(2, 1, use_bias=False)(y)
-        branches = [layers.Conv1D(2, size, padding="same")(narrow) for size in (9, 5, 3)]
-        pooled = layers.MaxPooling1D(3, strides=1, padding="same")(y)
-        branches.append(layers.Conv1D(2, 1)(pooled))
-        y = layers.ReLU()(layers.BatchNormalization()(layers.Concatenate()(branches)))
-    return keras.Model(x, layers.Dense(3)(layers.GlobalAveragePooling1D()(y)))
-
-
-@published()
-def lstm_fcn():
-    """A recurrent and a convolutional branch, joined at the end."""
-    x = inputs(None, 2)
-    recurrent = layers.Dropout(0.5)(layers.LSTM(3)(x))
-    convolved = layers.GlobalAveragePooling1D()(conv(x, 4, 3, padding="causal"))
-    return keras.Model(x, layers.Dense(3)(layers.Concatenate()([recurrent, convolved])))
-
-
 @published(window=24)
 def deep_conv_lstm():
     """Activities: convolutions over the time of each sensor, then recurrent layers."""
@@ -234,15 +160,6 @@ def n_beats():
         z = layers.Dense(6, activation="relu")(layers.Dense(6, activation="relu")(rest))
         rest, forecast = rest - layers.Dense(16)(z), layers.Dense(4)(z) + forecast
     return keras.Model(x, forecast)
-
-
-@published(window=16)
-def le_net_of_spectrograms():
-    """Keyword spotting by valid convolutions, pooling and a dense layer."""
-    x = inputs(16, 10, 1)
-    y = layers.MaxPooling2D(2)(layers.Conv2D(3, 3, activation="relu")(x))
-    y = layers.Conv2D(3, 3, activation="relu")(y)
-    return keras.Model(x, layers.Dense(4)(layers.Flatten()(y)))
 
 
 @published(window=16)
@@ -334,16 +251,6 @@ def onset_detector():
     return keras.Model(x, layers.Dense(1, activation="sigmoid")(layers.Dense(4)(y)))
 
 
-@published()
-def char_rnn():
-    """Characters by stacked recurrent layers."""
-    x = inputs(None, dtype="int32")
-    y = layers.Embedding(11, 4)(x)
-    for _ in range(2):
-        y = layers.LayerNormalization()(layers.GRU(5, return_sequences=True)(y))
-    return keras.Model(x, layers.Dense(11)(y))
-
-
 @published(ignore_masks=True)
 def text_cnn():
     """Sentences by convolutions and maxima, trained with padding."""
@@ -388,19 +295,6 @@ def patches_of_a_series():
 
 
 @published()
-def phase_picker():
-    """Seismology: a U-shaped net with strides, transposed convolutions and skips."""
-    x = inputs(64, 3)
-    a = conv(x, 4, 7, padding="same")
-    b = conv(a, 6, 7, strides=2, padding="same")
-    c = conv(b, 6, 7, strides=2, padding="same")
-    y = layers.Conv1DTranspose(6, 2, strides=2)(c)
-    y = layers.Conv1DTranspose(4, 2, strides=2)(layers.Concatenate()([y, b]))
-    y = layers.Concatenate()([y, a])
-    return keras.Model(x, layers.Conv1D(3, 1, activation="softmax")(y))
-
-
-@published()
 def sequence_autoencoder():
     """Anomalies: the last state, repeated, and decoded."""
     x = inputs(None, 2)
@@ -415,38 +309,6 @@ def convolutional_lstm():
     x = inputs(None, 5, 5, 1)
     y = layers.ConvLSTM2D(2, 3, padding="same", return_sequences=True)(x)
     return keras.Model(x, layers.Conv3D(1, (1, 3, 3), padding="same", activation="sigmoid")(y))
-
-
-@published()
-def video_classifier():
-    """An image net at each step, then a recurrent layer."""
-    x, image = inputs(None, 6, 6, 1), inputs(6, 6, 1)
-    y = layers.Conv2D(2, 3, activation="relu")(image)
-    net = keras.Model(image, layers.GlobalAveragePooling2D()(y))
-    return keras.Model(x, layers.Dense(3)(layers.GRU(4)(layers.TimeDistributed(net)(x))))
-
-
-@published()
-def gated_residual_network():
-    """Forecasts: gated dense layers around a recurrent layer, by operations."""
-    x = inputs(None, 4)
-
-    def gated(y, skip):
-        y = layers.Dense(8)(layers.Dense(4, activation="elu")(y))
-        y = layers.Lambda(lambda y: y[..., :4] * ops.sigmoid(y[..., 4:]))(y)
-        return layers.LayerNormalization()(layers.Add()([y, skip]))
-
-    y = gated(layers.LSTM(4, return_sequences=True)(gated(x, x)), x)
-    return keras.Model(x, [layers.Dense(1)(y) for _ in range(3)])
-
-
-@published()
-def long_and_short_term_network():
-    """Forecasts: convolutions, a recurrent layer, and a linear part of the last steps."""
-    x = inputs(None, 3)
-    y = layers.GRU(4, return_sequences=True)(conv(x, 4, 6, padding="causal"))
-    linear = layers.Conv1D(3, 8, padding="causal", use_bias=False)(x)
-    return keras.Model(x, layers.Dense(3)(y) + linear)
 
 
 @published()
