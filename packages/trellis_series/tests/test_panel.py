@@ -102,13 +102,32 @@ def test_fill_values_are_named(value):
 @pytest.mark.parametrize("dayfirst", [None, True, False])
 @pytest.mark.parametrize(
     ("form", "is_dayfirst"),
-    [("%Y-%m-%d", None), ("%Y-%m-%d %H:%M", None), ("%d.%m.%Y", True), ("%m/%d/%Y", False)],
+    [("%Y-%m-%d", None), ("%Y-%m-%d %H:%M", None), ("%d.%m.%Y", True)],
 )
 def test_the_order_of_day_and_month_does_not_concern_iso_dates(form, is_dayfirst, dayfirst):
     days = pd.Series(pd.date_range("2024-01-02", periods=9))
     written = days.dt.strftime(form)
     is_read = None in (dayfirst, is_dayfirst) or dayfirst == is_dayfirst
     assert (parse_times(written, dayfirst).tolist() == days.tolist()) == is_read
+
+
+@pytest.mark.parametrize("freq", ["D", "MS", "h", "B"])
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m-%d-%Y %H:%M", "%m.%d.%Y %H:%M"])
+def test_the_order_of_day_and_month_is_the_more_even_one(freq, form):
+    times = pd.Series(pd.date_range("2024-02-01", periods=40, freq=freq))
+    assert parse_times(times.dt.strftime(form)).tolist() == times.tolist()
+
+
+@pytest.mark.parametrize("freq", ["D", "MS", "12MS", "h"])
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m-%d-%Y %H:%M"])
+def test_an_order_that_cannot_be_known_is_asked_for(freq, form):
+    times = pd.Series(pd.date_range("2024-02-01", periods=10, freq=freq))
+    written = times.dt.strftime(form).rename("t")
+    with pytest.raises(ValueError, match=f"'t' may have the day or .*'{written[0]}'.*--dayfirst"):
+        parse_times(written)
+    assert parse_times(written, form.startswith("%d")).tolist() == times.tolist()
+    dotted = times.dt.strftime("%d.%m.%Y %H:%M")
+    assert parse_times(dotted).tolist() == times.tolist()
 
 
 def test_the_order_of_day_and_month_is_that_of_the_fitted_table():

@@ -26,7 +26,7 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
     Args:
         values: The column of a table.
         dayfirst: Boolean, whether `01/02/2024` is the first of February. Defaults to `None`: the
-            order in which the times are more evenly spaced.
+            order in which the times are more evenly spaced, see `day_order`.
     """
     if values.isna().any():
         row = int(np.flatnonzero(values.isna())[0]) + 1
@@ -54,19 +54,33 @@ def parse_times(values: pd.Series, dayfirst: bool | None = None) -> pd.Series:
 
 
 def day_order(values: pd.Series) -> bool | None:
-    """Returns whether days precede months in strings of times, `None` where it is clear."""
+    """Returns whether days precede months in strings of times, `None` where it is clear.
+
+    Raises:
+        ValueError: If the times are about as evenly spaced in both orders, such as the first days
+            of a January, which may also be the first days of months. Dots are for days first.
+    """
     first = values.iloc[0]
     first = first.strip() if isinstance(first, str) else ""
     match = _AMBIGUOUS.match(first)
     if match is None:
         return None
     found = {}
-    for order in (True, False) if match[1] == "." else (False, True):
+    for order in (True, False):
         with contextlib.suppress(ValueError):
-            found[order] = _unevenness(
-                _dates(values.astype(str).str.strip(), dayfirst=order, utc=True)
-            )
-    return min(found, key=lambda order: found[order], default=False)
+            found[order] = _dates(values.astype(str).str.strip(), dayfirst=order, utc=True)
+    if len(found) < 2:
+        return True in found
+    days, months = _unevenness(found[True]), _unevenness(found[False])
+    differs = (found[True] != found[False]).to_numpy()
+    is_clear = max(days, months) > 2 * min(days, months) or not differs.any()
+    if not is_clear and match[1] != ".":
+        raise ValueError(
+            f"The times of the column {values.name!r} may have the day or the month first, such as "
+            f"{values[differs].iloc[0]!r}. Write them as 2024-12-31, or say which it is: "
+            "`pandas.to_datetime(..., dayfirst=True)`, or --dayfirst or --no-dayfirst."
+        )
+    return days < months if is_clear else True
 
 
 def _numbers(values):
