@@ -48,6 +48,12 @@ def test_options_are_those_of_pandas(read):
     assert read("ds,y\n1,2.5\n2,3.5\n", index_col=0).index.tolist() == [1, 2]
 
 
+def test_two_columns_of_one_name_are_named(read):
+    with pytest.raises(ValueError, match="several columns 'y'"):
+        read("ds; y;x;y\n1;2,5;3;4\n")
+    assert [*read("ds,,y,y.1,\n1,2,3,4,5\n")][2:4] == ["y", "y.1"]
+
+
 def test_a_group_of_thousands_is_not_a_decimal_comma(read):
     text = "d\tload\n1\t1,234\n2\t987\n3\t1,001\n"
     assert read(text)["load"].tolist() == [1234, 987, 1001]

@@ -42,8 +42,9 @@ def read_csv(
 
     Raises:
         ValueError: If it is not a regular file or not a table, or is larger than 1 GiB, unpacks to
-            more than 256 MiB and 100 times its size, or has a line of more than 1 MiB or a quote
-            that does not end on its line. Line breaks within quotes are not supported.
+            more than 256 MiB and 100 times its size, or has two columns of one name, a line of
+            more than 1 MiB or a quote that does not end on its line. Line breaks within quotes are
+            not supported.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path).expanduser()
@@ -71,6 +72,7 @@ def read_csv(
         try:
             options = {"skipinitialspace": True, "index_col": False, **options}
             table = pd.read_csv(io.StringIO(text), **options)
+            _check_names(path, text, options)
             if text_column in table:
                 options |= {"usecols": [text_column], "dtype": str, "keep_default_na": False}
                 texts = pd.read_csv(io.StringIO(text), **options)[text_column].str.strip()
@@ -81,6 +83,16 @@ def read_csv(
     if "thousands" in options:
         return table
     return table.apply(lambda x: x if x.name == text_column else _ungroup(x, decimal))
+
+
+def _check_names(path, text, options):
+    """Raises ValueError for columns of one name, all but one of which pandas would rename."""
+    if {"header", "names", "usecols"} & options.keys():
+        return
+    options = options | {"header": None, "nrows": 1, "dtype": str}
+    names = pd.read_csv(io.StringIO(text), **options).iloc[0].dropna()
+    if not names.is_unique:
+        raise ValueError(f"{path} has several columns {names[names.duplicated()].iloc[0]!r}.")
 
 
 def _ungroup(column, decimal):
