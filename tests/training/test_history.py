@@ -3,10 +3,11 @@
 import math
 from types import SimpleNamespace
 
+import keras
 import pytest
 
-from tests.support.checkpoints import make_model
-from trellis_keras.training import BestModel, HistoryCSV
+from tests.support.checkpoints import data, make_model
+from trellis_keras.training import BestModel, Checkpoint, HistoryCSV, restore_checkpoint
 from trellis_keras.training.history import read_history
 
 
@@ -34,6 +35,20 @@ def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):
         best.on_epoch_end(3, {"loss": 1.0})
 
 
+def test_a_metric_of_each_class_is_recorded_and_resumed(tmp_path):
+    def fit_with_f1(epochs):
+        model, (x, y) = make_model(), data()
+        model.compile("sgd", "mse", metrics=[keras.metrics.F1Score(threshold=0.5)])
+        callbacks = [HistoryCSV(tmp_path / "h.csv"), Checkpoint(tmp_path)]
+        return model.fit(x, y > 0, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+
+    first, second = fit_with_f1(1).history, fit_with_f1(2).history
+    found = [float(row["f1_score_0"]) for row in read_history(tmp_path / "h.csv")]
+    assert found == pytest.approx([*first["f1_score"][0], *second["f1_score"][0]])
+    state = restore_checkpoint(make_model(), tmp_path, weights_only=True)
+    assert state["logs"]["f1_score"] == pytest.approx(found[1:])
+
+
 def test_best_model_of_a_metric_to_maximize(tmp_path):
     best, kept = BestModel(tmp_path / "best.keras", "val_accuracy", mode="max"), []
     best.set_model(SimpleNamespace(save=lambda path: kept.append(best.best) or path.touch()))
@@ -42,6 +57,8 @@ def test_best_model_of_a_metric_to_maximize(tmp_path):
     assert kept == [0.5, 0.75] and best.get_state() == {"best": 0.75}
     with pytest.raises(ValueError, match="`mode`"):
         BestModel(tmp_path / "best.keras", mode="auto")
+    with pytest.raises(ValueError, match="`path` must end in .keras. Received: .*best.h5"):
+        BestModel(tmp_path / "best.h5")
 
 
 @pytest.mark.parametrize(

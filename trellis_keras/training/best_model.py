@@ -34,6 +34,8 @@ class BestModel(keras.callbacks.Callback):
         super().__init__()
         check_choice("mode", mode, ("min", "max"))
         self.path = Path(path).expanduser()
+        if self.path.suffix != ".keras":
+            raise ValueError(f"`path` must end in .keras. Received: path={str(path)!r}")
         self.monitor = monitor
         self.mode = mode
         self.best = math.inf if mode == "min" else -math.inf

@@ -164,7 +164,7 @@ class Checkpoint(keras.callbacks.Callback):
             "seed": self.seed,
             "epochs": self.params["epochs"],
             "stopped": bool(self.model.stop_training),
-            "logs": {name: float(value) for name, value in logs.items()},
+            "logs": {name: np.asarray(value).tolist() for name, value in logs.items()},
             "callbacks": self._memories(),
             "variables": names,
         }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_streams.files import atomic_write
 from trellis_keras.files import read_text
@@ -21,8 +22,9 @@ class HistoryCSV(keras.callbacks.Callback):
     atomically.
 
     Args:
-        path: The CSV file, with the columns `epoch` (counted from 1) and the epoch's logs. Its
-            folder is created when training begins.
+        path: The CSV file, with the columns `epoch` (counted from 1) and the epoch's logs; a metric
+            `f1` of each class has the columns `f1_0`, `f1_1`, ... Its folder is created when
+            training begins.
 
     Example:
 
@@ -43,7 +45,13 @@ class HistoryCSV(keras.callbacks.Callback):
             self._rows = [row for row in read_history(self.path) if int(row["epoch"]) <= epoch]
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self._rows.append({"epoch": epoch + 1, **(logs or {})})
+        row = {"epoch": epoch + 1}
+        for name, value in (logs or {}).items():
+            if np.ndim(value):  # a metric of each class
+                row |= {f"{name}_{i}": each for i, each in enumerate(np.ravel(value))}
+            else:
+                row[name] = value
+        self._rows.append(row)
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         with (
             atomic_write(self.path) as temporary,
