@@ -404,16 +404,28 @@ def test_steps_after_the_last_value_are_padding(tmp_path):
         classifier(embedding=keras.layers.Embedding(5, 2), nan_padding=True)
 
 
+class Column:
+    """Of a data frame."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
 @both_backends
 def test_class_names_are_labels_and_saved(tmp_path):
     names = ["walk", "run", "sit"]
     model = classifier(tcn, activation="softmax", class_names=names, normalize=True)
     x, y = data(False)
     model.adapt(x)
+    model.build(x.shape)  # again
     model.compile("sgd", **COMPILED)
     model.fit(x, np.take(names, y), validation_data=(x, np.take(names, y)), verbose=0)
     by_name = model.evaluate(x, np.take(names, y), verbose=0)
-    assert by_name == model.evaluate(x, y, verbose=0)
+    for labels in (y, list(np.take(names, y)), Column(np.take(names, y))):
+        assert by_name == model.evaluate(x, labels, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.class_names == names

@@ -197,7 +197,8 @@ class SequenceClassifier(SequenceModel):
         return ops.where(is_class, y, zeros), y_pred, weight
 
     def _encode_targets(self, y):
-        labels = np.asarray(y) if isinstance(y, (np.ndarray, list, tuple)) else np.zeros(0)
+        is_array = isinstance(y, (list, tuple)) or hasattr(y, "__array__")
+        labels = np.asarray(y) if is_array and not ops.is_tensor(y) else np.zeros(0)
         if self.class_names is None or labels.dtype.kind not in "OSU":
             return y
         labels = labels.astype(str)

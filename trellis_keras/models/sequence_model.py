@@ -171,7 +171,8 @@ class SequenceModel(BackboneModel):
                 f"{self.per_step} on it. Received: per_step={self.per_step} and a backbone "
                 f"with outputs of shape {tuple(hidden)}"
             )
-        self.head.build(hidden)
+        if not self.head.built:
+            self.head.build(hidden)
 
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
         return self._outputs(self._hidden(inputs, training, mask))
