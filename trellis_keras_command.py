@@ -218,6 +218,8 @@ def train(
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(words)
+    if "vocabulary_size" in options:
+        raise ValueError("The tokens are those of the data. Leave out --vocabulary-size.")
     alone = coordinator is None
     _join(coordinator, processes, process)
     recipe = _chosen_recipe(names, options, text, precision, output, repeat, alone)

@@ -136,7 +136,8 @@ def test_option_values(command, words, field, value):
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
         (["trellisnet_char", "--epochs", "-8"], "--epochs must be a positive integer. Received: "),
         (["trellisnet_char", "--depth", "true"], "--depth must be an integer. Received"),
-        (["trellisnet_char", "--clip-norm", "0"], "--clip-norm must be > 0"),
+        (["trellisnet_char", "--clip-norm", "0"], "--clip-norm must be a number > 0"),
+        (["trellisnet_char", "--schedule-factor", "2"], "--schedule-factor must be between"),
     ],
 )
 def test_wrong_settings(refused, words, message):
@@ -202,6 +203,7 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
         (["--epochs", "0"], "--epochs must be a positive integer"),
         (["--data-options", "2"], "--data-options must be"),
         (["--text", "a.txt", "--data", "pydoc"], "no --data"),
+        (["--text", "a.txt", "--vocabulary-size", "9"], "Leave out --vocabulary-size"),
         (["--text", "a.txt", "--data-options", '{"path": "b.txt"}'], "is given twice"),
     ],
 )

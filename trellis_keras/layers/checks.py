@@ -40,6 +40,13 @@ def check_choice(name: str, value: Any, choices: Collection) -> None:
         raise ValueError(f"`{name}` must be one of {words}. Received: {value!r}")
 
 
+def check_not_negative(**arguments: float) -> None:
+    """Raises ValueError unless the arguments are finite numbers >= 0."""
+    for name, value in arguments.items():
+        if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+            raise ValueError(f"`{name}` must be a number >= 0. Received: {name}={value!r}")
+
+
 def check_rates(**rates: float) -> None:
     """Raises ValueError for dropout rates outside [0, 1)."""
     for name, rate in rates.items():

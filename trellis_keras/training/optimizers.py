@@ -9,6 +9,7 @@ exponential average).
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import keras
 from keras import ops
 
 from keras_streams.protocol import at_least_float32
-from trellis_keras.layers.checks import is_integer
+from trellis_keras.layers.checks import check_not_negative, check_rates, is_integer
 from trellis_keras.types import Tensor
 
 # Keras' arguments: ours that replace them.
@@ -36,10 +37,11 @@ class _ClippedL2Gradient(keras.optimizers.Optimizer):
         for name in _NOT_SUPPORTED:
             if kwargs.get(name):
                 raise ValueError(f"{type(self).__name__} does not support `{name}`.")
-        if not l2 >= 0:
-            raise ValueError(f"`l2` must be >= 0. Received: l2={l2}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"`clip_norm` must be > 0 or None. Received: clip_norm={clip_norm}")
+        check_not_negative(l2=l2)
+        if clip_norm is not None and not (isinstance(clip_norm, numbers.Real) and clip_norm > 0):
+            raise ValueError(
+                f"`clip_norm` must be a number > 0 or None. Received: clip_norm={clip_norm!r}"
+            )
         super().__init__(*args, **kwargs)
         self.l2 = l2
         self.clip_norm = clip_norm
@@ -167,6 +169,8 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
         name: str = "adam",
         **kwargs: Any,
     ) -> None:
+        check_rates(beta_1=beta_1, beta_2=beta_2)
+        check_not_negative(epsilon=epsilon)
         moments = (beta_1, beta_2, epsilon)
         super().__init__(learning_rate, *moments, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
 
@@ -222,6 +226,8 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
         name: str = "rmsprop",
         **kwargs: Any,
     ) -> None:
+        check_rates(rho=rho)
+        check_not_negative(momentum=momentum, epsilon=epsilon)
         settings = (rho, momentum, epsilon)
         super().__init__(learning_rate, *settings, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
 
@@ -293,10 +299,7 @@ class ASGD(SGD):
         for other in ("momentum", "nesterov", "use_ema"):
             if kwargs.pop(other, None):
                 raise ValueError(f"ASGD does not support `{other}`.")
-        if not (lambd >= 0 and alpha >= 0):
-            raise ValueError(
-                f"`lambd` and `alpha` must be >= 0. Received: lambd={lambd}, alpha={alpha}"
-            )
+        check_not_negative(lambd=lambd, alpha=alpha)
         if t0 is not None and not (is_integer(t0, minimum=0) and t0 < _NEVER):
             raise ValueError(f"`t0` must be None or an integer >= 0. Received: t0={t0!r}")
         super().__init__(learning_rate, l2=l2, clip_norm=clip_norm, name=name, **kwargs)

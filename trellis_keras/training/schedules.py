@@ -5,13 +5,21 @@ it. `keras.saving.serialize_keras_object` writes the arguments of each.
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 from keras import ops
 
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.layers.checks import check_choice, check_integer, check_positive
+from trellis_keras.layers.checks import (
+    check_choice,
+    check_integer,
+    check_not_negative,
+    check_positive,
+    is_integer,
+)
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.training.callbacks import SavedArguments, monitored_value
 from trellis_keras.training.optimizers import ASGD
@@ -97,8 +105,7 @@ class PlateauDecay(_Monitor):
         super().__init__(monitor, mode, window)
         _check_factor(factor)
         check_choice("rule", rule, ("best_before", "worst_of_last"))
-        if not min_lr >= 0:
-            raise ValueError(f"`min_lr` must be >= 0. Received: min_lr={min_lr}")
+        check_not_negative(min_lr=min_lr)
         self.factor = factor
         self.rule = rule
         self.min_lr = min_lr
@@ -156,9 +163,12 @@ class StepDecay(SavedArguments, keras.callbacks.LearningRateScheduler):
 
     def __init__(self, epochs: Sequence[int], factor: float = 0.1, verbose: int = 0) -> None:
         _check_factor(factor)
-        epochs = tuple(epochs)
-        if not epochs or epochs[0] < 1 or list(epochs) != sorted(set(epochs)):
-            raise ValueError(f"`epochs` must be increasing and >= 1. Received: epochs={epochs}")
+        given, epochs = epochs, tuple(epochs) if np.ndim(epochs) == 1 else ()
+        is_valid = epochs and all(is_integer(epoch, 1) for epoch in epochs)
+        if not is_valid or list(epochs) != sorted(set(epochs)):
+            raise ValueError(
+                f"`epochs` must be a list of increasing integers >= 1. Received: epochs={given!r}"
+            )
         super().__init__(
             lambda epoch, rate: rate * factor if epoch in epochs else rate, verbose=verbose
         )
@@ -293,5 +303,5 @@ def _nan_to_inf(value):
 
 
 def _check_factor(factor):
-    if not 0 < factor < 1:
-        raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor}")
+    if not isinstance(factor, numbers.Real) or not 0 < factor < 1:
+        raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor!r}")

@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import numbers
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -199,7 +200,7 @@ class Training:
                 part = getattr(self, name) if isinstance(part, str) else part
                 new = {k: given[_prefix(name) + k] for k in known if _prefix(name) + k in given}
                 if new or type(part) is not kind:
-                    part = _make(kind, _inherited(kind, part) | new)
+                    part = _make(name, kind, _inherited(kind, part) | new)
             fields[name] = part
         return dataclasses.replace(self, **fields)
 
@@ -337,8 +338,8 @@ def _inherited(kind, part):
     return kept
 
 
-def _make(kind, arguments):
-    """Returns an object with the arguments of `_arguments`."""
+def _make(part, kind, arguments):
+    """Returns an object with the arguments of `_arguments`. Errors name them as options."""
     if issubclass(kind, keras.optimizers.Optimizer):
         rest = {k: v for k, v in arguments.items() if k not in ("decay_steps", "warmup_steps")}
         if arguments.get("learning_rate") is None:
@@ -346,8 +347,16 @@ def _make(kind, arguments):
         arguments = {**rest, "learning_rate": _cycle(arguments)}
         if "global_clipnorm" in inspect.signature(kind).parameters:
             arguments["global_clipnorm"] = arguments.pop("clip_norm", None)
+    prefix, parameters = _prefix(part), inspect.signature(kind).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if missing := [name for name in required if name not in arguments]:
+        options = " and ".join(f"`{prefix}{name}`" for name in missing)
+        raise ValueError(f"`{part}` {kind.__name__} needs {options}.")
     try:
         return kind(**arguments)
+    except ValueError as error:
+        names = "|".join(arguments)
+        raise ValueError(re.sub(rf"\b({names})(?=[`=])", rf"{prefix}\1", str(error))) from error
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
 
