@@ -491,6 +491,7 @@ WRONG_MODELS = [
     (lambda: make().compile("adam", "mse"), "metrics"),
     (lambda: make().quantize("int8"), "quantization"),
     (lambda: make().fit(X, X, class_weight={0: 2.0}), "class_weight"),
+    (lambda: make().train_on_batch(X, X, class_weight={0: 2.0}), "class_weight"),
     (lambda: make().fit(X, verbose=0), "targets"),
     (lambda: make().predict(np.full((2, 9), -1), verbose=0), "-1"),
     (lambda: make()(np.zeros((2, 4), "float32")), "float32"),

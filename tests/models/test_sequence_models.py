@@ -405,12 +405,12 @@ def test_steps_after_the_last_value_are_padding(tmp_path):
 
 
 class Column:
-    """Of a data frame."""
+    """As those of data frames."""
 
     def __init__(self, values):
         self.values = values
 
-    def __array__(self, dtype=None, copy=None):
+    def to_numpy(self):
         return self.values
 
 
@@ -512,6 +512,7 @@ def test_class_weights():
         model = classifier(class_names=names)
         model.compile(keras.optimizers.SGD(0.0), **COMPILED)
         losses += model.fit(x, labels, verbose=0, **options).history["loss"]
+        losses.append(model.train_on_batch(x, labels, **options)[0])
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
@@ -596,6 +597,7 @@ WRONG_DATA = [
     (classifier, (X, np.zeros((4, 5), int)), "axes"),
     (lambda: classifier(per_step=True), (X, LABELS), "axes"),
     (classifier, (X, np.array(["a"] * 4)), "Labels"),
+    *((classifier, (X, Column(y)), "Labels") for y in NO_CLASSES),
     (named, (X, np.array(["a", "d"] * 2)), "class_names"),
     (regressor, (X, np.zeros((4, 3))), "units"),
 ]
@@ -621,8 +623,10 @@ def test_other_wrong_data():
         model.quantize("int8")
     with pytest.raises(ValueError, match="class_weight"):
         model.fit(X[..., :1], LABELS, class_weight={"c": 2}, verbose=0)
-    with pytest.raises(ValueError, match="class_weight.* sample_weight="):
-        compiled(classifier(per_step=True)).fit(X, X[..., 0], class_weight={0: 2.0}, verbose=0)
+    per_step = compiled(classifier(per_step=True))
+    for train in (per_step.fit, per_step.train_on_batch):
+        with pytest.raises(ValueError, match="class_weight.* sample_weight="):
+            train(X, X[..., 0], class_weight={0: 2.0})
 
 
 @both_backends
@@ -630,9 +634,9 @@ def test_other_wrong_data():
 def test_targets_are_not_broadcast_to_the_outputs(units):
     """Batches of a generator are not checked before they are used."""
     with pytest.raises(ValueError, match="shape of the outputs"):
-        regressor().train_on_batch(X, np.zeros((4, *units)))
+        regressor().test_on_batch(X, np.zeros((4, *units)))
     with pytest.raises(ValueError, match="shape of the outputs"):
-        polyphonic().train_on_batch(np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
+        polyphonic().test_on_batch(np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
 
 
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor, PolyphonicModel])

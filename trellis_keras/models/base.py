@@ -375,10 +375,10 @@ def check_rank(name: str, array: np.ndarray, axes: str) -> None:
 def check_no_class_weight(class_weight: dict | None) -> None:
     """Raises ValueError unless `class_weight`, an argument of `fit`, is None.
 
-    If targets have a time axis, Keras would use the largest target of a row as its class.
+    If targets have a time axis, Keras would take them for one-hot rows.
     """
     if class_weight is not None:
         raise ValueError(
-            "`class_weight` does not support targets (batch, time): Keras would use the largest "
-            "target of a row as its class. Pass sample_weight=np.vectorize(class_weight.get)(y)"
+            "`class_weight` does not support targets (batch, time): Keras would take them "
+            "for one-hot rows. Pass sample_weight=np.vectorize(class_weight.get)(y)"
         )

@@ -446,6 +446,18 @@ class LanguageModel(TextGenerator, BackboneModel):
             self.allocate_states(x, batch_size, training=False)
         return super().evaluate(x, y, batch_size, *args, **kwargs)
 
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains on a batch as `keras.Model.train_on_batch`, without `class_weight`."""
+        check_no_class_weight(class_weight)
+        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+
     def predict(
         self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any
     ) -> np.ndarray:

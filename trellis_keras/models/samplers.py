@@ -151,4 +151,4 @@ def set_seed(sampler: Any, seed: int | None) -> None:
     """Starts a sampler from a seed, or from its state for None."""
     if seed is not None:
         for state in sampler.variables:
-            state.assign(keras.random.SeedGenerator(seed).state)
+            state.assign(keras.random.SeedGenerator(seed % 2**32).state)

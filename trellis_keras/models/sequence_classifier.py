@@ -197,8 +197,7 @@ class SequenceClassifier(SequenceModel):
         return ops.where(is_class, y, zeros), y_pred, weight
 
     def _encode_targets(self, y):
-        is_array = isinstance(y, (list, tuple)) or hasattr(y, "__array__")
-        labels = np.asarray(y) if is_array and not ops.is_tensor(y) else np.zeros(0)
+        labels = np.asarray(y) if isinstance(y, (np.ndarray, list, tuple)) else np.zeros(0)
         if self.class_names is None or labels.dtype.kind not in "OSU":
             return y
         labels = labels.astype(str)
@@ -212,7 +211,7 @@ class SequenceClassifier(SequenceModel):
         return order[np.searchsorted(self.class_names, labels, sorter=order)]
 
     def _encode_class_weight(self, class_weight):
-        if class_weight is None:
+        if super()._encode_class_weight(class_weight) is None:
             return None
         numbers = {name: number for number, name in enumerate(self.class_names or ())}
         by_number = {numbers.get(key, key): weight for key, weight in class_weight.items()}

@@ -390,26 +390,35 @@ class SequenceModel(BackboneModel):
         **kwargs: Any,
     ) -> keras.callbacks.History:
         """Trains as `keras.Model.fit`, after checking arrays or a `PyDataset`'s first batch."""
-        if self.per_step:
-            check_no_class_weight(class_weight)
         self.check_adapted()
         class_weight = self._encode_class_weight(class_weight)
-        y = self._encode_targets(y)
-        self._check_data(x, y)
+        x, y = self._checked_data(x, y)
         if isinstance(validation_data, (tuple, list)):
             inputs, targets, *weights = validation_data
-            validation_data = (inputs, self._encode_targets(targets), *weights)
-            self._check_data(*validation_data[:2])
+            validation_data = (*self._checked_data(inputs, targets), *weights)
         else:
-            self._check_data(validation_data)
+            self._checked_data(validation_data)
         kwargs |= {"validation_data": validation_data, "class_weight": class_weight}
         return super().fit(x, y, *args, **kwargs)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains on a batch as `keras.Model.train_on_batch`, after the checks of `fit`."""
+        self.check_adapted()
+        class_weight = self._encode_class_weight(class_weight)
+        x, y = self._checked_data(x, y)
+        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
         self.check_adapted()
-        y = self._encode_targets(y)
-        self._check_data(x, y)
+        x, y = self._checked_data(x, y)
         return super().evaluate(x, y, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> np.ndarray:
@@ -417,7 +426,14 @@ class SequenceModel(BackboneModel):
         self.check_adapted()
         return super().predict(x, *args, **kwargs)
 
-    def _check_data(self, x, y=None):
+    def _checked_data(self, x, y=None):
+        """Returns inputs and targets, those of pandas as arrays and names of classes as numbers."""
+        x, y = (v.to_numpy() if hasattr(v, "to_numpy") else v for v in (x, y))
+        y = self._encode_targets(y)
+        self._check_data(x, y)
+        return x, y
+
+    def _check_data(self, x, y):
         if isinstance(x, keras.utils.PyDataset):
             x, y, _ = keras.utils.unpack_x_y_sample_weight(x[0])
         x, y = (ops.convert_to_numpy(v) if ops.is_tensor(v) else v for v in (x, y))
@@ -446,6 +462,8 @@ class SequenceModel(BackboneModel):
 
     def _encode_class_weight(self, class_weight):
         """Returns the class weights keyed by class number."""
+        if self.per_step:
+            check_no_class_weight(class_weight)
         return class_weight
 
     # Streaming
