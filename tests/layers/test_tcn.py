@@ -292,6 +292,7 @@ def test_dropout_kinds():
         ("padding", {"padding": "same", "return_sequences": False}),
         ("output_length", {"go_backwards": True, "output_length": 1}),
         ("dropout", {"dropout": None}),
+        ("seed", {"seed": keras.random.SeedGenerator(1)}),
         ("dropout_kind", {"dropout_kind": ["spatial"]}),
         ("skip_connections", {"skip_connections": True, "filters": [4, 5, 6]}),
     ],
@@ -299,6 +300,17 @@ def test_dropout_kinds():
 def test_bad_arguments(argument, options):
     with pytest.raises(ValueError, match=argument):
         TCN(**({"filters": 4, "kernel_size": 3, "depth": 3} | options))
+
+
+@both
+def test_blocks_share_an_activation_with_weights(tmp_path):
+    tcn = TCN(4, 2, 2, activation=keras.layers.PReLU(shared_axes=[1]))
+    model, x = keras.Sequential([keras.Input((None, 3)), tcn]), noise(2, 7, 3)
+    model.save(tmp_path / "tcn.keras")
+    loaded, clone = keras.saving.load_model(tmp_path / "tcn.keras"), keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    for copy in (loaded, clone):
+        np.testing.assert_array_equal(copy(x), model(x))
 
 
 def test_bad_calls():

@@ -368,7 +368,8 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         receptive_field: Positive integer, minimum number of steps that an output depends on. The
             depth is the smallest that reaches it. The attribute `receptive_field` is the actual
             number of steps, which may be larger.
-        dropout, dropout_kind, weight_norm, activation, normalization: See `TCNBlock`.
+        dropout, dropout_kind, weight_norm, activation, normalization: See `TCNBlock`. The blocks
+            share an activation that has weights, such as `keras.layers.PReLU`.
         padding: `"causal"`, or `"same"` for taps centered on the current step, in which case
             outputs also depend on later inputs. Defaults to `"causal"`.
         skip_connections: Boolean, whether the output is the sum of all blocks' branches, as in
@@ -490,6 +491,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         self.seed = seed
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(ndim=3)
+        activation = keras.activations.get(activation)  # one object for all blocks
         self.blocks = [
             TCNBlock(
                 width,
