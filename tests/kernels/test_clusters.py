@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_streams.xla import compile_xla
 from tests.support.golden import floats
 from tests.support.gradients import value_and_gradients
 from trellis_keras.kernels.clusters import Cluster, cluster_nll
@@ -77,6 +78,17 @@ def test_nll_and_gradients(projected, batch, assert_close):
     assert_close(nll, wanted, "output")
     for i, (gradient, reference) in enumerate(zip(gradients, references, strict=True)):
         assert_close(gradient, reference, "gradient", str(i))
+
+
+def test_one_token_in_a_graph_of_its_own(assert_close):
+    """XLA loses rows that padding repeats if there is no other."""
+    hidden, flat = random(1, CHANNELS), [w for cluster in random_weights(False) for w in cluster]
+
+    def nll(hidden):
+        return cluster_nll(hidden, np.array([39], "int32"), clusters_of(flat), CUTOFFS, 32)
+
+    expected = -plain_log_p(hidden, clusters_of(flat))[:, 39]
+    assert_close(compile_xla(nll, [], jit_compile=True)(hidden), expected, "output")
 
 
 def test_gradients_of_large_logits_are_finite():

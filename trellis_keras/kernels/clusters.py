@@ -141,19 +141,22 @@ def _for_selected_rows(
 
     Args:
         selected: Boolean tensor (n,).
-        capacity: Number of rows per iteration: a positive integer or, in graphs, a tensor.
-        body: Function of row numbers (capacity,), a boolean tensor (capacity,) that is False for
-            padding rows of the last iteration, and the carry. Returns the next carry.
+        capacity: Number of rows per iteration, n at most: a positive integer or, in graphs, a
+            tensor.
+        body: Function of row numbers, a boolean tensor of their shape that is False for padding
+            rows of the last iteration, and the carry. Returns the next carry.
         carry: Tuple of tensors.
     """
     count = ops.sum(ops.cast(selected, "int32"))
     order = ops.argsort(ops.where(selected, 0, 1))
+    size = ops.shape(order)[0]
+    is_static = isinstance(size, int)
+    capacity = min(capacity, size) if is_static else ops.minimum(capacity, size)
     slots = ops.arange(capacity, dtype="int32")
-    last = ops.shape(order)[0] - 1
 
     def turn(done, *carry):
         places = done + slots
-        rows = ops.take(order, ops.minimum(places, last))
+        rows = ops.take(order, ops.minimum(places, size - 1))
         return (done + capacity, *body(rows, places < count, carry))
 
     _, *last_carry = while_loop(lambda done, *_: done < count, turn, (0, *carry))
