@@ -41,6 +41,14 @@ def test_last_valid_step_of_each_row(name):
     assert layer.compute_mask(x, mask) is None
 
 
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("shape", [(2, 9), (2, 1), (2, 7, 1)])
+def test_masks_of_other_lengths_are_refused(name, shape):
+    layer = made(LAYERS[name], (2, 7, 3))
+    with pytest.raises(ValueError, match=r"`mask` must have shape \(None, 7\)"):
+        layer(noise(2, 7, 3), mask=np.ones(shape, bool))
+
+
 @pytest.mark.parametrize("name", ["trellis", "lru", "stacked rnn"])
 def test_mask_beside_states(name):
     layer = LAYERS[name](return_sequences=False, return_state=True)

@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.types import Initializer
 
 
@@ -19,6 +20,7 @@ def sub_seed(seed: int | None, *path: int | str) -> int | None:
     """
     if seed is None:
         return None
+    seed = check_integer("seed", seed)
     parts = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
     return int(np.random.SeedSequence([seed % 2**32, *parts]).generate_state(1)[0] >> 1)
 

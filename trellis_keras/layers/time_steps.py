@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
+from keras_streams.protocol import check_shape
 from trellis_keras._keras_internals import get_keras_mask
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.types import Tensor
@@ -18,8 +19,14 @@ def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
     """Returns the mask of a call: the argument if given, else the mask attached to `inputs`.
 
     Keras ignores the attached mask in calls with several tensor arguments.
+
+    Raises:
+        ValueError: If the mask is not one of as many steps as the inputs.
     """
-    return get_keras_mask(inputs) if mask is None else mask
+    mask = get_keras_mask(inputs) if mask is None else mask
+    if mask is not None:
+        check_shape("mask", mask, (None, inputs.shape[1]))
+    return mask
 
 
 def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
