@@ -306,8 +306,11 @@ def test_bad_arguments(argument, options):
 def test_blocks_share_an_activation_with_weights(tmp_path):
     tcn = TCN(4, 2, 2, activation=keras.layers.PReLU(shared_axes=[1]))
     model, x = keras.Sequential([keras.Input((None, 3)), tcn]), noise(2, 7, 3)
+    model(x)  # creates the weights of the activation
+    model.set_weights([weight + 0.1 for weight in model.get_weights()])
     model.save(tmp_path / "tcn.keras")
     loaded, clone = keras.saving.load_model(tmp_path / "tcn.keras"), keras.models.clone_model(model)
+    clone(x)
     clone.set_weights(model.get_weights())
     for copy in (loaded, clone):
         np.testing.assert_array_equal(copy(x), model(x))
