@@ -21,7 +21,7 @@ def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
     Keras ignores the attached mask in calls with several tensor arguments.
 
     Raises:
-        ValueError: If the mask is not one of as many steps as the inputs.
+        ValueError: If the mask has another number of steps than the inputs.
     """
     mask = get_keras_mask(inputs) if mask is None else mask
     if mask is not None:

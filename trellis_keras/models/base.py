@@ -91,6 +91,31 @@ class BackboneModel(SublayersMixin, keras.Model):
         finally:  # Keras tells no callback, such as `training.GrowingDepth`, of an interruption
             self.set_depth(depth)
 
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains as `keras.Model.train_on_batch`, on what `fit` takes as data and class weights."""
+        x, y = self._checked_data(x, y)
+        class_weight = self._encode_class_weight(class_weight)
+        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+
+    def _checked_data(self, x, y=None):
+        """Returns inputs and targets as Keras takes them."""
+        return x, y
+
+    def _encode_class_weight(self, class_weight):
+        """Returns the class weights keyed by class number; targets with a time axis have none."""
+        if class_weight is not None:
+            raise ValueError(
+                "`class_weight` does not support targets (batch, time): Keras would take them for "
+                "one-hot rows. Pass sample_weight=np.vectorize(class_weight.get)(y)"
+            )
+
     def set_depth(self, depth: int | None) -> None:
         """Changes the backbone's depth, and discards the functions compiled with the old one."""
         if depth != getattr(self.backbone, "depth", None):
@@ -370,15 +395,3 @@ def check_rank(name: str, array: np.ndarray, axes: str) -> None:
     """Raises ValueError unless an array has the axes, such as "(batch, time, channels)"."""
     if array.ndim != axes.count(",") + 1:
         raise ValueError(f"`{name}` must have axes {axes}. Received: shape {array.shape}")
-
-
-def check_no_class_weight(class_weight: dict | None) -> None:
-    """Raises ValueError unless `class_weight`, an argument of `fit`, is None.
-
-    If targets have a time axis, Keras would take them for one-hot rows.
-    """
-    if class_weight is not None:
-        raise ValueError(
-            "`class_weight` does not support targets (batch, time): Keras would take them "
-            "for one-hot rows. Pass sample_weight=np.vectorize(class_weight.get)(y)"
-        )

@@ -22,7 +22,6 @@ from trellis_keras.layers.stateful import StatefulLayer
 from trellis_keras.models import losses
 from trellis_keras.models.base import (
     BackboneModel,
-    check_no_class_weight,
     check_rank,
     check_tokens,
     embed,
@@ -419,7 +418,7 @@ class LanguageModel(TextGenerator, BackboneModel):
                 batches Keras would shuffle, and with a stateful backbone.
             **kwargs: Other arguments of `keras.Model.fit`, except `class_weight`.
         """
-        check_no_class_weight(kwargs.get("class_weight"))
+        self._encode_class_weight(kwargs.get("class_weight"))
         validation = kwargs.get("validation_data")
         validation = validation[:2] if isinstance(validation, (tuple, list)) else [validation]
         self._check_tokens(x, y, *validation)
@@ -445,18 +444,6 @@ class LanguageModel(TextGenerator, BackboneModel):
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
         return super().evaluate(x, y, batch_size, *args, **kwargs)
-
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: dict | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Trains on a batch as `keras.Model.train_on_batch`, without `class_weight`."""
-        check_no_class_weight(class_weight)
-        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def predict(
         self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any

@@ -17,7 +17,6 @@ from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.time_steps import resolve_mask
 from trellis_keras.models.base import (
     BackboneModel,
-    check_no_class_weight,
     check_rank,
     check_tokens,
     embed,
@@ -390,7 +389,6 @@ class SequenceModel(BackboneModel):
         **kwargs: Any,
     ) -> keras.callbacks.History:
         """Trains as `keras.Model.fit`, after checking arrays or a `PyDataset`'s first batch."""
-        self.check_adapted()
         class_weight = self._encode_class_weight(class_weight)
         x, y = self._checked_data(x, y)
         if isinstance(validation_data, (tuple, list)):
@@ -401,23 +399,8 @@ class SequenceModel(BackboneModel):
         kwargs |= {"validation_data": validation_data, "class_weight": class_weight}
         return super().fit(x, y, *args, **kwargs)
 
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: dict | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Trains on a batch as `keras.Model.train_on_batch`, after the checks of `fit`."""
-        self.check_adapted()
-        class_weight = self._encode_class_weight(class_weight)
-        x, y = self._checked_data(x, y)
-        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
-
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
-        self.check_adapted()
         x, y = self._checked_data(x, y)
         return super().evaluate(x, y, *args, **kwargs)
 
@@ -428,6 +411,7 @@ class SequenceModel(BackboneModel):
 
     def _checked_data(self, x, y=None):
         """Returns inputs and targets, those of pandas as arrays and names of classes as numbers."""
+        self.check_adapted()
         x, y = (v.to_numpy() if hasattr(v, "to_numpy") else v for v in (x, y))
         y = self._encode_targets(y)
         self._check_data(x, y)
@@ -461,10 +445,7 @@ class SequenceModel(BackboneModel):
         return y
 
     def _encode_class_weight(self, class_weight):
-        """Returns the class weights keyed by class number."""
-        if self.per_step:
-            check_no_class_weight(class_weight)
-        return class_weight
+        return super()._encode_class_weight(class_weight) if self.per_step else class_weight
 
     # Streaming
 

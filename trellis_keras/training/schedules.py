@@ -163,12 +163,13 @@ class StepDecay(SavedArguments, keras.callbacks.LearningRateScheduler):
 
     def __init__(self, epochs: Sequence[int], factor: float = 0.1, verbose: int = 0) -> None:
         _check_factor(factor)
-        given, epochs = epochs, tuple(epochs) if np.ndim(epochs) == 1 else ()
-        is_valid = epochs and all(is_integer(epoch, 1) for epoch in epochs)
+        is_list = np.ndim(epochs) == 1 and len(epochs) > 0
+        is_valid = is_list and all(is_integer(epoch, 1) for epoch in epochs)
         if not is_valid or list(epochs) != sorted(set(epochs)):
             raise ValueError(
-                f"`epochs` must be a list of increasing integers >= 1. Received: epochs={given!r}"
+                f"`epochs` must be a list of increasing integers >= 1. Received: epochs={epochs!r}"
             )
+        epochs = tuple(epochs)
         super().__init__(
             lambda epoch, rate: rate * factor if epoch in epochs else rate, verbose=verbose
         )

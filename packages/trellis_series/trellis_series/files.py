@@ -92,7 +92,8 @@ def _check_names(path, text, options):
     options = options | {"header": None, "nrows": 1, "dtype": str}
     names = pd.read_csv(io.StringIO(text), **options).iloc[0].dropna()
     if not names.is_unique:
-        raise ValueError(f"{path} has several columns {names[names.duplicated()].iloc[0]!r}.")
+        name = names[names.duplicated()].iloc[0]
+        raise ValueError(f"{path} has several columns {name!r}. Give each a name of its own.")
 
 
 def _ungroup(column, decimal):

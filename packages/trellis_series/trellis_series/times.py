@@ -65,22 +65,23 @@ def day_order(values: pd.Series) -> bool | None:
     match = _AMBIGUOUS.match(first)
     if match is None:
         return None
-    found = {}
+    written, found = values.astype(str).str.strip(), {}
     for order in (True, False):
         with contextlib.suppress(ValueError):
-            found[order] = _dates(values.astype(str).str.strip(), dayfirst=order, utc=True)
+            found[order] = _dates(written, dayfirst=order, utc=True)
     if len(found) < 2:
         return True in found
     days, months = _unevenness(found[True]), _unevenness(found[False])
+    if max(days, months) > 2 * min(days, months):
+        return days < months
     differs = (found[True] != found[False]).to_numpy()
-    is_clear = max(days, months) > 2 * min(days, months) or not differs.any()
-    if not is_clear and match[1] != ".":
+    if differs.any() and match[1] != ".":
         raise ValueError(
             f"The times of the column {values.name!r} may have the day or the month first, such as "
-            f"{values[differs].iloc[0]!r}. Write them as 2024-12-31, or say which it is: "
+            f"{written[differs].iloc[0]!r}. Write them as 2024-12-31, or say which it is: "
             "`pandas.to_datetime(..., dayfirst=True)`, or --dayfirst or --no-dayfirst."
         )
-    return days < months if is_clear else True
+    return True
 
 
 def _numbers(values):
