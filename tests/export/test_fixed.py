@@ -252,6 +252,13 @@ def test_a_mask_by_the_logarithm_of_power_is_close_to_keras():
     assert np.sum(error**2) < 1e-4 * np.sum(expected**2)
 
 
+def test_squares_of_the_inputs_have_their_32_bits():
+    filters = np.random.default_rng(0).uniform(size=(CHANNELS, 3)).astype("float32")
+    x = keras.Input((None, CHANNELS))
+    energy = ops.log(ops.matmul(ops.square(x), filters) + 0.1)
+    assert difference(keras.Model(x, energy)) < 0.01
+
+
 def test_delayed_conditions_and_counts_are_close_to_keras():
     x = keras.Input((None, CHANNELS))
     is_large, count = x > 0.2, ops.sum(ops.cast(x > 0, "int32"), axis=-1, keepdims=True)

@@ -70,6 +70,16 @@ def sliding_window(layer: keras.layers.MultiHeadAttention) -> int | None:
     return layer._sliding_window
 
 
+def autocast(layer: keras.Layer) -> Any:
+    """Context in which a layer's `call` gets weights in its compute dtype. Missing: a name."""
+    return backend.AutocastScope(layer.compute_dtype if layer.autocast else None)
+
+
+def keras_mask(x: keras.KerasTensor) -> Any:
+    """Returns the mask of a tensor, or `None`. Missing: `keras.KerasTensor.mask`."""
+    return backend.get_keras_mask(x)
+
+
 def attention_layers(layer: keras.Layer) -> list[Any]:
     """Returns the layers of queries, keys, values, outputs and gate. Missing: attributes."""
     names = "query", "key", "value", "output", "gate"

@@ -15,13 +15,14 @@ from keras import ops
 from keras_streams._keras_internals import (
     Functional,
     all_layers,
+    autocast,
     functional_of_sequential,
     nn_ops,
     numpy_ops,
     ordered_nodes,
     without_new_calls,
 )
-from keras_streams.protocol import has_protocol, streams_itself
+from keras_streams.protocol import streams_itself
 from keras_streams.trace import symbolic_weights
 from keras_streams.types import Tensor
 
@@ -216,6 +217,7 @@ class Graph:
     def __init__(self, model: keras.Layer, options: StreamOptions, traced: bool):
         functional = functional_of(model) or _function_of(model)
         self.name, self._options, self._traced = model.name, options, traced
+        self._variables = model.variables
         self._numbers: Iterator[int] = itertools.count()
         self.calls: list[Call] = []
         numbers = [next(self._numbers) for _ in functional.inputs]
@@ -300,14 +302,13 @@ class Graph:
         ):
             return None, []
         layers = all_layers(layer)
-        dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
-        # Layers that follow the protocol cast on their own, others in Keras' scope for weights.
-        mixes_dtypes = len(dtypes) > 1 and layer.variables and not has_protocol(layer)
-        if mixes_dtypes or not all(x.built for x in layers):
+        if not all(x.built for x in layers):
             return None, []
-        function, values = _trace_call(call, layers, None)
+        # A function such as that of a `Lambda` can read the weights of other layers.
+        variables = list({id(v): v for v in [*layer.variables, *self._variables]}.values())
+        function, values = _trace_call(call, layers, variables, None)
         if function is None and self._options.max_context is not None:
-            function, values = _trace_call(call, layers, self._options.max_context)
+            function, values = _trace_call(call, layers, variables, self._options.max_context)
         return function, values
 
 
@@ -334,7 +335,7 @@ def _function_of(layer):
         return keras.Model(x, layer(x), name=layer.name)
 
 
-def _trace_call(call, layers, length):
+def _trace_call(call, layers, variables, length):
     """Returns the `Function` of a layer's `call`, with a number of steps if it is unknown."""
     layer, inputs = call.operation, []
     attributes = [dict(vars(each)) for each in layers]
@@ -346,12 +347,19 @@ def _trace_call(call, layers, length):
         inputs.append(keras.Input(batch_shape=shape, dtype=x.dtype))
         return inputs[-1]
 
+    def converted(x):
+        if not isinstance(x, keras.KerasTensor):
+            return x
+        return layer.dtype_policy.convert_input(x, layer.autocast, layer.input_dtype)
+
     args, named = keras.tree.map_structure(symbol, call.arguments)
     if "training" in inspect.signature(layer.call).parameters:
         named = {**named, "training": False}
     try:
-        with without_new_calls(layers), symbolic_weights(layer.variables) as weights:
-            outputs = layer.call(*args, **named)
+        with without_new_calls(layers), symbolic_weights(variables) as weights:
+            with autocast(layer):
+                args, named = keras.tree.map_structure(converted, (args, named))
+                outputs = layer.call(*args, **named)
             flat = keras.tree.flatten(outputs)
             constants = [y for y in flat if not isinstance(y, keras.KerasTensor)]
             symbols = [keras.Input(batch_shape=y.shape, dtype=y.dtype) for y in constants]
@@ -369,7 +377,7 @@ def _trace_call(call, layers, length):
     for operation in function.operations:
         if isinstance(operation, (numpy_ops.Reshape, numpy_ops.BroadcastTo)):
             _take_any_rows(operation)
-    values = [Computed(lambda v=v: v.value, is_constant=False) for v in layer.variables]
+    values = [Computed(lambda v=v: v.value, is_constant=False) for v in variables]
     return function, [*values, *(Computed(lambda value=value: value) for value in constants)]
 
 

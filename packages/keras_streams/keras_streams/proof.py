@@ -372,6 +372,8 @@ def _each_step_alone(stream, part, inputs, signals, together):
         # Also with weights of Keras' own: a scale of 0 hides what a layer adds.
         if not call.is_of_keras or getattr(call.operation, "weights", None):
             changes.append(with_missing)
+        if not call.is_of_keras:  # which may have thresholds
+            changes.append(lambda x, noise: _with_noise(x, noise**5))
     for change in changes:
         xs = list(changed(change))
         try:

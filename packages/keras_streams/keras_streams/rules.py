@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_streams._keras_internals import (
     compute_conv_transpose_padding_args_for_jax,
+    keras_mask,
     math_ops,
     nn_ops,
     numpy_ops,
@@ -204,6 +205,8 @@ def _attention(call, signal, options):
     if len(signal.shape) > 1 and axes and signal.axis not in axes and len({*call.inputs}) == 1:
         return Pointwise(call, [signal] * len(call.inputs))  # within each step
     is_causal, window = _causality(call)
+    if not options.ignore_masks and any(keras_mask(x) is not None for x in call.tensors):
+        raise call.refusal(_INPUTS_ONLY)
     known = "query", "value", "key", "use_causal_mask", "attention_mask"
     others = [name for name in named if name not in known and named[name] not in (None, False)]
     if others:

@@ -36,6 +36,37 @@ def test_kernels_that_a_layer_computes_are_those_of_the_moment():
         np.testing.assert_allclose(found, computed(noise(1, 9, 3)), rtol=1e-4, atol=1e-5)
 
 
+def test_weights_that_a_lambda_reads_are_those_of_the_moment():
+    embedding = layers.Embedding(5, 4)
+    tied = layers.Lambda(lambda x: ops.matmul(x, ops.transpose(embedding.embeddings)))
+    tokens = keras.Input((None,), dtype="int32")
+    x = layers.GRU(4, return_sequences=True)(embedding(tokens))
+    model = keras.Model(tokens, tied(x))
+    stream, x = to_stream(model), np.array([[1, 2, 3, 0]])
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    np.testing.assert_allclose(stream.prefill(x)[0], model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_layer_computes_in_half_precision(policy):
+    x = keras.Input((None, 3))
+    stream = to_stream(keras.Model(x, WeightNormalized(dtype=policy)(x)))
+    assert stream.prefill(noise(1, 4, 3))[0].dtype == stream.model.output.dtype
+
+
+class Alarm(layers.Layer):
+    """Is silent if a value is large anywhere."""
+
+    def call(self, x):
+        return ops.where(ops.any(ops.abs(x) > 10.0, axis=1, keepdims=True), 0.0, x)
+
+
+def test_a_threshold_that_few_numbers_reach():
+    with pytest.raises(ValueError, match="does not stream"):
+        to_stream(keras.Sequential([keras.Input((None, 1)), Alarm()]))
+
+
 class Upsampled(layers.Layer):
     """A transposed convolution whose kernel is computed in `call`."""
 
@@ -129,6 +160,25 @@ def test_attention_with_a_constant_mask():
     y = layers.MultiHeadAttention(2, 3)(x, x, attention_mask=band[:, ::-1])
     with pytest.raises(ValueError, match="attends to all steps"):
         to_stream(keras.Model(x, y))
+
+
+class Present(layers.Layer):
+    """Masks steps of zeros."""
+
+    def call(self, x):
+        return x
+
+    def compute_mask(self, x, previous_mask=None):
+        return ops.any(ops.not_equal(x, 0), axis=-1)
+
+
+def test_attention_under_a_mask_of_another_layer():
+    x = keras.Input((12, 4))
+    y = Present()(x)
+    model = keras.Model(x, layers.MultiHeadAttention(2, 3)(y, y, use_causal_mask=True))
+    with pytest.raises(ValueError, match="mask"):
+        to_stream(model)
+    to_stream(model, ignore_masks=True)
 
 
 class Blocks(layers.Layer):
