@@ -24,6 +24,7 @@ from benchmarks.results import (
     write_figures,
 )
 from benchmarks.worker import Worker
+from tools.markdown import table
 
 # Benchmarks that run their variants themselves. TABLES add missing rows to a CSV file.
 TABLES = {"forecasts": forecasts, "classification": classification}
@@ -149,12 +150,9 @@ def markdown(results):
     """Returns the results of a case as a Markdown table."""
     name, figures = results["case"], results["variants"]
     case = CASES[name]
-    lines = [
-        *heading(f"{name}: {case.about}", results["machine"]),
-        "| variant | device | step, s (median of steps) | times faster | peak, GiB "
-        "| first call - step, s | GFLOP/s of the full computation |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["variant", "device", "step, s (median of steps)", "times faster", "peak, GiB"]
+    header += ["first call - step, s", "GFLOP/s of the full computation"]
+    rows = []
     for variant, f in figures.items():
         seconds, rate = _seconds(case, f), ""
         reference = f"before: {variant}" if f"before: {variant}" in figures else case.baseline
@@ -162,13 +160,12 @@ def markdown(results):
         ratio = f"{_seconds(case, base) / seconds:.2f}" if base else ""
         if case.unit == "operation" and f["amount"]:
             rate = f"{f['amount'] / f['step_s'] / 1e9:.0f}"
-        lines.append(
-            f"| {variant} | {f['device']} | {seconds:.4g} | {ratio} | {f['peak_gib']:.2f} | "
-            f"{f['first_call_s'] - f['step_s']:.1f} | {rate} |"
-        )
+        peak, extra = f"{f['peak_gib']:.2f}", f"{f['first_call_s'] - f['step_s']:.1f}"
+        rows.append([variant, f["device"], f"{seconds:.4g}", ratio, peak, extra, rate])
+    text = heading(f"{name}: {case.about}", results["machine"]) + table(header, rows)
     if left_out := results.get("left_out"):
-        lines += ["", f"Omitted, as Keras on JAX has no graphs without XLA: {'; '.join(left_out)}."]
-    return "\n".join(lines) + "\n"
+        text += f"\nOmitted, as Keras on JAX has no graphs without XLA: {'; '.join(left_out)}.\n"
+    return text
 
 
 def _seconds(case, figures):

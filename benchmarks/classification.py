@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.results import heading
+from tools.markdown import table
 
 SEEDS = range(5)
 _AEON = {"ItalyPowerDemand", "OSULeaf"}
@@ -153,10 +154,10 @@ def missing_rows(rows: list[dict[str, str]]) -> Iterator[list[dict]]:
 def markdown(results: dict) -> str:
     """Returns the results as Markdown."""
     title = "classification: UCR and UEA archives, accuracy in %"
-    return "\n".join([*heading(title, results["machine"]), table(results["rows"]), ""])
+    return heading(title, results["machine"]) + table_of(results["rows"])
 
 
-def table(rows: list[dict[str, str]]) -> str:
+def table_of(rows: list[dict[str, str]]) -> str:
     """Returns accuracies and mean ranks of the classifiers, as Markdown.
 
     Ranks compare means over seeds; ties share the mean of their ranks. Sets that any classifier
@@ -167,16 +168,16 @@ def table(rows: list[dict[str, str]]) -> str:
     means = seeds["mean"].unstack().sort_index(key=lambda names: names.str.lower())
     means = means[[kind for kind in VARIANTS if kind in means]]
     spreads = seeds["std"].unstack().reindex_like(means)
-    lines = [f"| reported | {' | '.join(means)} |", "|---" * (len(means.columns) + 1) + "|"]
+    lines = []
     for name, values in means.iterrows():
         cells = [
             "-" if np.isnan(mean) else f"{mean:.1f}" + ("" if np.isnan(std) else f" ± {std:.1f}")
             for mean, std in zip(values, spreads.loc[name], strict=True)
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append([name, *cells])
     means = means.dropna().round(9)
     ranks = means.rank(axis=1, ascending=False)
     for title, averages, digits in (("mean", means.mean(), 1), ("mean rank", ranks.mean(), 2)):
         cells = [f"{value:.{digits}f}" for value in averages]
-        lines.append(f"| **{title}**, {len(means)} sets | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"**{title}**, {len(means)} sets", *cells])
+    return table(["reported", *means], lines)

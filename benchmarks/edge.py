@@ -30,6 +30,7 @@ from keras_streams import compiled_step
 from keras_streams.c_export import fixed_source, proven_source
 from keras_streams.native_stream import write_source
 from keras_streams.xla import compile_xla
+from tools.markdown import table
 from trellis_keras import zoo
 from trellis_keras.export import export, native
 from trellis_keras.layers import LRU, TCN, TrellisLayer
@@ -412,19 +413,15 @@ def markdown(results):
     """Returns the results as Markdown."""
     nets = results["nets"]
     title = "edge: microseconds a step, batch 1, as called (in brackets: times those of C)"
-    lines = [*heading(title, results["machine"]), f"| way | {' | '.join(nets)} |"]
-    lines.append("|---" * (1 + len(nets)) + "|")
-
-    def add(title, cells):
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+    text, rows = heading(title, results["machine"]), []
 
     def add_counts(title, counts):
-        add(title, ["" if count is None else f"{count:,}" for count in counts])
+        rows.append([title, *("" if count is None else f"{count:,}" for count in counts)])
 
     for way in VARIANTS:
         figures = [net["microseconds"] for net in nets.values()]
         if any(way in found for found in figures):
-            add(way, [_cell(found, way) for found in figures])
+            rows.append([way, *(_cell(found, way) for found in figures)])
     for kind, title in (("code", "code, `-Os`"), ("weights", "weights"), ("state", "state")):
         add_counts(f"bytes of {title}", [net["bytes"][kind] for net in nets.values()])
     titles = {"weights": "bytes of weights", "state": "bytes of state"}
@@ -434,12 +431,13 @@ def markdown(results):
         for kind, title in titles.items():
             add_counts(f"`{quantization}`: {title}", [net[kind] for net in found])
     largest = [f"{max(net['differences'].values()):.0e}" for net in nets.values()]
-    add("largest difference of a way from Keras", largest)
+    rows.append(["largest difference of a way from Keras", *largest])
+    text += table(["way", *nets], rows)
     left_out = {way: word for net in nets.values() for way, word in net["left_out"].items()}
     if left_out:
         missing = "; ".join(f"{way} (needs: {word})" for way, word in left_out.items())
-        lines += ["", f"Left out: {missing}."]
-    return "\n".join(lines) + "\n"
+        text += f"\nLeft out: {missing}.\n"
+    return text
 
 
 def _cell(microseconds, way):

@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.results import heading, read_rows
+from tools.markdown import table
 
 HALVES = ("held out", "new")
 ORIGINS = 10
@@ -297,7 +298,7 @@ def markdown(results: dict) -> str:
     numbers = ["rows", "mae", "coverage", "score", "seconds"]
     rows = pd.DataFrame(results["rows"])
     rows[numbers] = rows[numbers].apply(pd.to_numeric)
-    return "\n".join([*heading(title, results["machine"]), tables(rows), ""])
+    return heading(title, results["machine"]) + tables(rows)
 
 
 def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, dict[str, str]]:
@@ -324,15 +325,13 @@ def measure(values: np.ndarray, step: str, forecaster: Callable) -> dict[str, di
 def tables(rows: pd.DataFrame) -> str:
     """Returns the figures of the forecasters on each half and on all, as Markdown."""
     parts = [*((half, rows[rows["half"] == half]) for half in HALVES), ("all", rows)]
-    return "\n\n".join(f"{name}:\n\n{_table(part)}" for name, part in parts)
+    return "\n".join(f"{name}:\n\n{_table(part)}" for name, part in parts)
 
 
 def _table(rows):
-    lines = [
-        "| forecaster | series | error, ours / it | standard error | score, ours / it | "
-        "in band, median | least | below 0.60 | seconds |",
-        "|---" * 9 + "|",
-    ]
+    header = ["forecaster", "series", "error, ours / it", "standard error", "score, ours / it"]
+    header += ["in band, median", "least", "below 0.60", "seconds"]
+    lines = []
     (errors, noise), (scores, _) = (_ratios(rows, field) for field in ("mae", "score"))
     for kind, theirs in rows.groupby("forecaster", sort=False):
         inside = theirs["coverage"].dropna()
@@ -341,9 +340,9 @@ def _table(rows):
             shares = f"{inside.median():.2f}", f"{inside.min():.2f}", f"{(inside < 0.6).sum()}"
             bands = [f"{scores[kind]:.3f}", *shares]
         ratio = f"{errors[kind]:.3f}", f"{noise[kind]:.3f}"
-        cells = [kind, str(len(theirs)), *ratio, *bands, f"{theirs['seconds'].sum():.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        seconds = f"{theirs['seconds'].sum():.0f}"
+        lines.append([kind, str(len(theirs)), *ratio, *bands, seconds])
+    return table(header, lines)
 
 
 def _ratios(rows, field):

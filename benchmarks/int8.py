@@ -18,6 +18,7 @@ import typer
 
 from benchmarks.edge import litert_step
 from benchmarks.results import heading, machine, write, write_figures
+from tools.markdown import table
 from trellis_keras.export import export
 from trellis_keras.zoo import read_recipe
 from trellis_keras.zoo.run import load_best
@@ -84,16 +85,13 @@ def markdown(results):
         f"int8: {results['model']} ({results['parameters']:,} parameters, {results['data']}, "
         f"{results['epochs']} epochs), {results['characters']:,} characters of the test split"
     )
-    lines = [
-        *heading(title, results["machine"]),
-        "| | bits per character | file, KiB | step, ms (median) |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name, row in results["rows"].items():
         size = f"{row['bytes'] / 1024:.0f}" if "bytes" in row else ""
         step = f"{1000 * row['step_s']:.3f}" if "step_s" in row else ""
-        lines.append(f"| {name} | {row['bpc']:.4f} | {size} | {step} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"{row['bpc']:.4f}", size, step])
+    header = ["", "bits per character", "file, KiB", "step, ms (median)"]
+    return heading(title, results["machine"]) + table(header, rows)
 
 
 if __name__ == "__main__":

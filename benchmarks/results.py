@@ -19,9 +19,9 @@ def machine():
 
 
 def heading(title, machine):
-    """Returns the lines above a table: its title and where it was measured."""
+    """Returns the text above a table: its title and where it was measured."""
     words = ", ".join(f"{key} {value}" for key, value in machine.items())
-    return [f"### {title}", "", words, ""]
+    return f"### {title}\n\n{words}\n\n"
 
 
 def write(path, text):

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.results import ROUNDS, heading
 from benchmarks.worker import Worker, serve
+from tools.markdown import table
 
 # Frameworks and the package are imported by the functions: each program has its own process.
 
@@ -339,25 +340,20 @@ def _seconds(function, count):
 
 def markdown(results):
     """Returns the results as Markdown."""
-    lines = [
-        *heading("rivals: about 70,000 parameters, 600 steps of 2 channels", results["machine"]),
-        "| program | parameters | training step, batch 32, ms (compiler) "
-        "| one new step, batch 1, us | largest difference from its full pass | bytes of state "
-        "| formats |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    title = "rivals: about 70,000 parameters, 600 steps of 2 channels"
+    header = ["program", "parameters", "training step, batch 32, ms (compiler)"]
+    header += ["one new step, batch 1, us", "largest difference from its full pass"]
+    header += ["bytes of state", "formats"]
+    rows = []
     for name, f in results["programs"].items():
         version = "" if "keras.layers" in name else f" {f['version']}"
         step = f"{f['step_us']:,.0f}" if f["step_us"] >= 100 else f"{f['step_us']:.1f}"
         train = f"{f['train_ms']:.0f} ({f['compiler']})"
-        lines.append(
-            f"| {name}{version} | {f['parameters']:,} | {train} | {step} "
-            f"| {f['difference']:.0e} | {f['state_bytes']:,} | {f['formats']} |"
-        )
+        sizes = f"{f['difference']:.0e}", f"{f['state_bytes']:,}"
+        rows.append([name + version, f"{f['parameters']:,}", train, step, *sizes, f["formats"]])
     missing = [name for name in VARIANTS if name not in results["programs"]]
-    if missing:
-        lines += ["", f"Not installed: {', '.join(missing)}."]
-    return "\n".join(lines) + "\n"
+    note = f"\nNot installed: {', '.join(missing)}.\n" if missing else ""
+    return heading(title, results["machine"]) + table(header, rows) + note
 
 
 if __name__ == "__main__":

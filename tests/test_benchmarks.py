@@ -28,7 +28,7 @@ def test_a_case_writes_its_figures(tmp_path):
 def test_the_guide_has_the_table_of_classification():
     rows = read_rows(ROOT / "benchmarks" / "results" / "classification.csv")
     guide = (ROOT / "docs" / "classification.md").read_text(encoding="utf-8")
-    assert classification.table(rows) in guide
+    assert classification.table_of(rows) in guide
 
 
 def test_rivals_step_as_their_full_pass(monkeypatch):

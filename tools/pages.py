@@ -15,6 +15,7 @@ import typer
 from keras_streams.files import atomic_write
 from tools import cards
 from tools.description import VERDICTS, best, counts, described, key, number, remark
+from tools.markdown import table
 from trellis_keras import zoo
 from trellis_keras.zoo.results import assets_folder, published, read_costs
 
@@ -124,7 +125,7 @@ def front(found):
         rest = [value for value in rest if value not in own]
         ours = counts(trained[key(value)] for value in own if key(value) in trained)
         rows.append([name, str(len(own)), ours or "-"])
-    return f"{summary(found)}\n\n" + _table(["models", "values", "trained here"], rows)
+    return f"{summary(found)}\n\n" + table(["models", "values", "trained here"], rows)
 
 
 def runs_table(found):
@@ -144,12 +145,7 @@ def runs_table(found):
         ]
         for one in found
     ]
-    return _table(header, rows)
-
-
-def _table(header, rows):
-    lines = [f"| {' | '.join(cells)} |\n" for cells in (header, *rows)]
-    return "".join([lines[0], f"|{'---|' * len(header)}\n", *lines[1:]])
+    return table(header, rows)
 
 
 def _took(one):
@@ -175,8 +171,8 @@ def results_page(found):
             runs.setdefault(key(one.value), []).append(one)
 
     def place(value):
-        paper, _, table = value.source.split()
-        return list(PAPERS).index(paper), int(table)
+        paper, _, number = value.source.split()
+        return list(PAPERS).index(paper), int(number)
 
     sections = []
     values = sorted(published(), key=place)
@@ -187,7 +183,7 @@ def results_page(found):
             remarks = [f"{text}\n\n" for text in dict.fromkeys(map(remark, group)) if text]
             rows = [_row(value, one) for value in group for one in _runs_of(value, runs)]
             sections.append(
-                f"### {source}\n\n{''.join(remarks)}{_table([*_COLUMNS, 'test runs'], rows)}"
+                f"### {source}\n\n{''.join(remarks)}{table([*_COLUMNS, 'test runs'], rows)}"
             )
     rest = [value for value in published() if key(value) not in runs]
     return _PAGE.read_text(encoding="utf-8").format(
@@ -230,7 +226,7 @@ def _test_time(found):
         values = [one.results["test"], *(adapted[kind][metric] for kind in _CHOSEN)]
         rows.append([one.run.title, metric, *(f"{value:.4g}" for value in values), settings])
     header = ["model", "metric", "unadapted", "dynamic evaluation", "neural cache"]
-    return _table([*header, "chosen hyper-parameters"], rows)
+    return table([*header, "chosen hyper-parameters"], rows)
 
 
 def _rounded(value):
