@@ -34,14 +34,17 @@ def card(one):
         _recipe(one.recipe),
         "## Data",
         _data(one),
-        "## Train it",
-        _train(one),
+        *(("## Train it", _train(one)) if _has_data_of_the_zoo(one.recipe) else ()),
         "## Use it",
         _use(one),
         "## Limits",
         _limits(one),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _has_data_of_the_zoo(recipe):
+    return recipe.data == recipe.entry.data
 
 
 def _figures(one):
@@ -153,6 +156,7 @@ def _train(one):
 def _use(one):
     """Returns code that builds the model, with its weights if they are stored, and uses it."""
     own = {*one.recipe.arguments, *one.recipe.data_options, "setting", "dtype_policy"} - {"seed"}
+    own |= {"data", "data_options"}
     changes = {name: value for name, value in one.recipe.changes().items() if name in own}
     words = [_literal(one.recipe.name), *(f"{k}={_literal(v)}" for k, v in changes.items())]
     given = ", ".join(words)
@@ -173,14 +177,11 @@ def _use(one):
 
 def _limits(one):
     recipe, lines = one.recipe, []
-    if recipe.data == "lambada":
-        lines.append(
-            "The benchmark has no training text. Results with a text other than the paper's are "
-            "not comparable with the published result."
-        )
     if recipe.reads_text:
-        unknown = "are read as `<unk>`" if recipe.data in _WITH_UNKNOWN_WORDS else "raise an error"
-        lines.append(f"The vocabulary comes from the data; unknown tokens {unknown}.")
+        own = recipe.data_options.get("unknown")  # of a user's text
+        unknown = "<unk>" if recipe.data in _WITH_UNKNOWN_WORDS else own
+        read = "raise an error" if unknown is None else f"are read as {_code(unknown)}"
+        lines.append(f"The vocabulary comes from the data; unknown tokens {read}.")
     if "T" in recipe.data_options:
         lines.append(
             f"Trained only on sequences of the benchmark's length (T={recipe.data_options['T']})."
@@ -202,6 +203,8 @@ def _limits(one):
 
 def _why_no_weights(one):
     """Returns the reason why a run has no weights in the zoo, as text."""
+    if not _has_data_of_the_zoo(one.recipe):
+        return "the zoo keeps weights for its own data only"
     if one.recipe.metric == "perplexity":
         return "their vocabulary of words would contain parts of the text"
     for other in described():
