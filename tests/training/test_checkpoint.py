@@ -177,10 +177,11 @@ def test_another_model_is_refused_and_nothing_changed(trained, make, named):
     assert_same(values(model), before)
 
 
-def test_layers_that_keras_numbers_are_the_same_model(tmp_path):
+@pytest.mark.parametrize("optimizer", [Adam, keras.optimizers.Nadam])
+def test_layers_and_optimizers_that_keras_numbers_are_the_same_model(tmp_path, optimizer):
     def model(name):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name=name)
-        model.compile(Adam(0.1), loss="mse")
+        model.compile(optimizer(0.1), loss="mse")
         return model
 
     fit(model("one"), 1, Checkpoint(tmp_path))

@@ -421,7 +421,7 @@ def _role(kind, path):
     if kind == TRANSIENT:  # generators, metrics and states are identified by their order
         return re.sub(r"_\d+$", "", path.split("/")[-1])
     if kind == "optimizer":  # one word, which ends with `momentum` or `velocity`
-        return re.split("[/_]", path)[-1]
+        return re.split("[/_]", re.sub(r"_\d+$", "", path))[-1]
     return re.sub(r"_\d+(?=/|$)", "", "/".join(path.split("/")[-2:]))
 
 
