@@ -303,6 +303,8 @@ def evaluate(
         raise ValueError(
             f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
         )
+    if asked_for and target_counting != "all":
+        raise ValueError("--dynamic and --cache count each target once: omit --target-counting.")
     model, loaded = load_best(run), recipe.load_data()
     found: dict[str, object] = {
         **evaluation.evaluate(recipe, model, split, target_counting=target_counting, loaded=loaded)

@@ -273,6 +273,8 @@ def test_a_comparison_that_fails_draws_nothing(refused, finished_run, tmp_path):
 
 
 def test_wrong_evaluations(refused, finished_run):
+    text = refused("evaluate", finished_run, "--cache", "--target-counting", "original")
+    assert "--target-counting" in text
     for option, value in (("--split", "dev"), ("--target-counting", "paper")):
         assert f"{option} must be one of " in refused("evaluate", finished_run, option, value)
 

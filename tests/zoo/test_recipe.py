@@ -404,3 +404,20 @@ def test_data_that_a_model_cannot_be_trained_on():
     recipe = zoo.recipe("tcn_seq_mnist", data="adding", data_options=options)
     with pytest.raises(ValueError, match="'adding' has 2 channels, but tcn_seq_mnist reads 1"):
         recipe.batches(recipe.load_data().train)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("lru_char_ptb", {"stopping_patience": "abc"}),
+        ("lru_char_ptb", {"stopping_monitor": 3}),
+        ("tcn_ptb", {"nesterov": "no"}),
+        ("tcn_ptb", {"schedule_strict": "off"}),
+        ("tcn_jsb", {"setting": "fast", "learning_rate": "abc"}),
+        ("tcn_jsb", {"setting": "fast", "ema_momentum": "abc"}),
+    ],
+)
+def test_words_in_place_of_numbers_and_truth_values_are_refused(model, options):
+    name = [*options][-1]
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        zoo.recipe(model, **options)

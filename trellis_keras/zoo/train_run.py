@@ -173,9 +173,10 @@ def _continued(recipe, folder, state):
         # and then perhaps a model.
         rows = len(run.history(folder))
         if rows > 1 or (not rows and (folder / run.BEST).exists()):
+            missing = run.RECIPE if state is not None else run.CHECKPOINTS
             raise ValueError(
-                f"{folder} has a trained model, which training would replace, but no checkpoint "
-                f"from which to resume. Choose another folder, or restore {run.CHECKPOINTS}."
+                f"{folder} has a trained model, which training would replace, but cannot be "
+                f"resumed: {missing} is missing. Choose another folder, or restore {missing}."
             )
         return recipe
     there = run.read_recipe(folder)
@@ -251,8 +252,10 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
 
     with contextlib.suppress(EpochInterrupted):
         if batches and epochs < recipe.training.epochs:
-            last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
-            # It creates the variables of all metrics.
+            # A batch creates the variables of all metrics. Not shuffled: Keras inspects the batch,
+            # ends an epoch, then reads it, and the next epoch may end with another length.
+            in_order = recipe.batches(loaded.train)
+            last_batch = RestOfEpoch(in_order, len(in_order) - 1)
             model.evaluate(parallel.own_rows(last_batch), verbose=0)
             # After the checkpoint, so that it does not record training as finished.
             stop = keras.callbacks.LambdaCallback(

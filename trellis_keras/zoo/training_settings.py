@@ -9,6 +9,8 @@ import json
 import math
 import numbers
 import re
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,10 +109,12 @@ class Training:
             part = getattr(self, name)
             if part is not None or name == "optimizer":
                 _check_class(name, part)
+                _check_types(name, part)
         check_positive(batch_size=self.batch_size, epochs=self.epochs)
         own = _arguments(self.optimizer)
-        if not 0 < own["learning_rate"] < math.inf:
-            raise ValueError(f"`learning_rate` must be positive. Received: {own['learning_rate']}")
+        rate = own["learning_rate"]
+        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
+            raise ValueError(f"`learning_rate` must be positive. Received: {rate!r}")
         # Keras' optimizers take any number, and do not clip with a norm of 0 or less.
         limited = {name: own.get(name) for name in ("clip_norm", "weight_decay", "warmup_steps")}
         given = {name: value for name, value in limited.items() if value is not None}
@@ -264,6 +268,26 @@ def _prefix(name):
 def _check_class(name, part):
     if type(part) not in PARTS[name].values():
         raise ValueError(f"`{name}` must be one of {', '.join(PARTS[name])}. Received: {part!r}")
+
+
+def _check_types(name, part):
+    """Raises ValueError for a word in place of a number or a truth value, which Keras would take.
+
+    It annotates no arguments; the type of a default tells as much.
+    """
+    hints, defaults = typing.get_type_hints(type(part).__init__), _defaults(type(part))
+    for argument, value in _arguments(part).items():
+        hint = hints.get(argument, type(defaults.get(argument)))
+        kinds = {*(typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint])}
+        is_boolean = isinstance(value, bool)
+        for wanted, of, is_right in (
+            ("true or false", {bool}, is_boolean),
+            ("a number", {int, float}, isinstance(value, numbers.Real) and not is_boolean),
+            ("text", {str}, isinstance(value, str)),
+        ):
+            if value is not None and kinds & of and not is_right:
+                option = _prefix(name) + argument
+                raise ValueError(f"`{option}` must be {wanted}. Received: {value!r}")
 
 
 def _name_of(name, part):
