@@ -4,10 +4,17 @@ import math
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 
 from tests.support.checkpoints import data, make_model
-from trellis_keras.training import BestModel, Checkpoint, HistoryCSV, restore_checkpoint
+from trellis_keras.training import (
+    BestModel,
+    Checkpoint,
+    HistoryCSV,
+    PlateauDecay,
+    restore_checkpoint,
+)
 from trellis_keras.training.history import read_history
 
 
@@ -51,7 +58,9 @@ def test_a_metric_of_each_class_is_recorded_and_resumed(tmp_path):
 
 def test_best_model_of_a_metric_to_maximize(tmp_path):
     best, kept = BestModel(tmp_path / "best.keras", "val_accuracy", mode="max"), []
-    best.set_model(SimpleNamespace(save=lambda path: kept.append(best.best) or path.touch()))
+    best.set_model(
+        SimpleNamespace(metrics=[], save=lambda path: kept.append(best.best) or path.touch())
+    )
     for epoch, accuracy in enumerate([math.nan, 0.5, 0.25, 0.75]):
         best.on_epoch_end(epoch, {"val_accuracy": accuracy})
     assert kept == [0.5, 0.75] and best.get_state() == {"best": 0.75}
@@ -59,6 +68,22 @@ def test_best_model_of_a_metric_to_maximize(tmp_path):
         BestModel(tmp_path / "best.keras", mode="auto")
     with pytest.raises(ValueError, match="`path` must end in .keras. Received: .*best.h5"):
         BestModel(tmp_path / "best.h5")
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda folder: BestModel(folder / "best.keras", "val_accuracy"),
+        lambda _: PlateauDecay("accuracy", factor=0.5, rule="best_before", window=1),
+    ],
+)
+def test_the_worst_accuracy_is_not_the_best(tmp_path, callback):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    x, y = np.zeros((4, 2)), np.zeros(4)
+    with pytest.raises(ValueError, match="pass mode='max'"):
+        model.fit(x, y, validation_data=(x, y), callbacks=[callback(tmp_path)], verbose=0)
+    assert not (tmp_path / "best.keras").exists()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ LOSSES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=30)
 def rates_of(callback, losses, learning_rate=16.0):
     """The learning rate in each epoch's logs, and the one after the last epoch."""
     optimizer = keras.optimizers.SGD(learning_rate)
-    callback.set_model(types.SimpleNamespace(optimizer=optimizer))
+    callback.set_model(types.SimpleNamespace(optimizer=optimizer, metrics=[]))
     callback.on_train_begin()
     rates = []
     for epoch, loss in enumerate(losses):
@@ -157,7 +157,7 @@ def switched_after(losses, **settings):
     optimizer = ASGD(0.5)
     optimizer.build([keras.Variable([0.0], name="w")])
     switch = ASGDSwitch(**settings)
-    switch.set_model(types.SimpleNamespace(optimizer=optimizer))
+    switch.set_model(types.SimpleNamespace(optimizer=optimizer, metrics=[]))
     switch.on_train_begin()
     for epoch, loss in enumerate(losses):
         switch.on_epoch_begin(epoch)
@@ -333,7 +333,7 @@ def test_optimizers_that_cannot_be_used_are_refused_before_training():
         (plateau(), SGD(schedule), "float `learning_rate`"),
         (ASGDSwitch(), SGD(0.1), "requires the optimizer .*ASGD`. Received: SGD"),
     ):
-        callback.set_model(types.SimpleNamespace(optimizer=optimizer))
+        callback.set_model(types.SimpleNamespace(optimizer=optimizer, metrics=[]))
         with pytest.raises(ValueError, match=named):
             callback.on_train_begin()
 

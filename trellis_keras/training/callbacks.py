@@ -27,4 +27,11 @@ def monitored_value(callback: keras.callbacks.Callback, logs: Logs) -> float:
             f"logs of this epoch: {sorted(logs or {})}. Set `monitor` to one of these, or pass "
             "`validation_data` to `fit`, with validation_freq=1."
         )
+    metrics = [each for m in callback.model.metrics for each in getattr(m, "metrics", [m])]
+    larger = {m.name for m in metrics if getattr(m, "_direction", None) == "up"}
+    if callback.mode == "min" and callback.monitor.removeprefix("val_") in larger:
+        raise ValueError(
+            f"Larger values of {callback.monitor!r} are better: pass mode='max' to "
+            f"{type(callback).__name__}."
+        )
     return float(logs[callback.monitor])
