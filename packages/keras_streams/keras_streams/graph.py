@@ -37,6 +37,7 @@ def of_any_rank(*names: str) -> tuple[type, ...]:
 _OF_OPERATIONS = (
     *of_any_rank("ZeroPadding{}D", "Cropping{}D", "UpSampling{}D"),
     keras.layers.Permute,
+    keras.layers.STFTSpectrogram,
 )
 CONCATENATIONS = keras.layers.Concatenate, numpy_ops.Concatenate
 
@@ -217,7 +218,6 @@ class Graph:
     def __init__(self, model: keras.Layer, options: StreamOptions, traced: bool):
         functional = functional_of(model) or _function_of(model)
         self.name, self._options, self._traced = model.name, options, traced
-        self._variables = model.variables
         self._numbers: Iterator[int] = itertools.count()
         self.calls: list[Call] = []
         numbers = [next(self._numbers) for _ in functional.inputs]
@@ -304,11 +304,9 @@ class Graph:
         layers = all_layers(layer)
         if not all(x.built for x in layers):
             return None, []
-        # A function such as that of a `Lambda` can read the weights of other layers.
-        variables = list({id(v): v for v in [*layer.variables, *self._variables]}.values())
-        function, values = _trace_call(call, layers, variables, None)
+        function, values = _trace_call(call, layers, None)
         if function is None and self._options.max_context is not None:
-            function, values = _trace_call(call, layers, variables, self._options.max_context)
+            function, values = _trace_call(call, layers, self._options.max_context)
         return function, values
 
 
@@ -335,7 +333,7 @@ def _function_of(layer):
         return keras.Model(x, layer(x), name=layer.name)
 
 
-def _trace_call(call, layers, variables, length):
+def _trace_call(call, layers, length):
     """Returns the `Function` of a layer's `call`, with a number of steps if it is unknown."""
     layer, inputs = call.operation, []
     attributes = [dict(vars(each)) for each in layers]
@@ -356,7 +354,7 @@ def _trace_call(call, layers, variables, length):
     if "training" in inspect.signature(layer.call).parameters:
         named = {**named, "training": False}
     try:
-        with without_new_calls(layers), symbolic_weights(variables) as weights:
+        with without_new_calls(layers), symbolic_weights() as weights:
             with autocast(layer):
                 args, named = keras.tree.map_structure(converted, (args, named))
                 outputs = layer.call(*args, **named)
@@ -366,7 +364,8 @@ def _trace_call(call, layers, variables, length):
             rest = iter(symbols)
             flat = [y if isinstance(y, keras.KerasTensor) else next(rest) for y in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
-            function = keras.Function([*inputs, *weights, *symbols], outputs)
+            read = [symbol for _, symbol in weights.symbols.values()]
+            function = keras.Function([*inputs, *read, *symbols], outputs)
     except Exception:  # whatever code that needs numbers raises for symbolic tensors
         return None, []
     finally:
@@ -377,7 +376,8 @@ def _trace_call(call, layers, variables, length):
     for operation in function.operations:
         if isinstance(operation, (numpy_ops.Reshape, numpy_ops.BroadcastTo)):
             _take_any_rows(operation)
-    values = [Computed(lambda v=v: v.value, is_constant=False) for v in variables]
+    read = [variable for variable, _ in weights.symbols.values()]
+    values = [Computed(lambda v=v: v.value, is_constant=False) for v in read]
     return function, [*values, *(Computed(lambda value=value: value) for value in constants)]
 
 

@@ -585,15 +585,6 @@ def _categories(call, signal):
 # Sound
 
 
-@_streams(keras.layers.STFTSpectrogram)
-def _spectrogram(call, signal):
-    layer = call.operation
-    if layer.padding != "valid":
-        raise call.refusal('it pads at both ends. Use padding="valid".')
-    taps, stride = layer.frame_length, layer.frame_step or layer.frame_length // 2
-    return Window(call, signal, lambda x: call.of_model([x])[0], taps=taps, stride=stride)
-
-
 @_streams(math_ops.ExtractSequences)
 def _frames(call, signal):
     if signal.axis != 1 + len(signal.shape):  # frames of another axis

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 import unittest.mock
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -112,26 +112,37 @@ def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
         yield nodes
 
 
+class SymbolicWeights(keras.StatelessScope):
+    """Scope in which variables are symbolic; `symbols` maps the ids of those that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbols: dict[int, tuple[keras.Variable, keras.KerasTensor]] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        if id(variable) in self.state_mapping:  # assigned
+            return self.state_mapping[id(variable)]
+        if id(variable) not in self.symbols:
+            symbol = keras.Input(batch_shape=variable.shape, dtype=variable.dtype)
+            self.symbols[id(variable)] = variable, symbol
+        return self.symbols[id(variable)][1]
+
+
 @contextlib.contextmanager
-def symbolic_weights(variables: Sequence[keras.Variable]) -> Iterator[list[keras.KerasTensor]]:
+def symbolic_weights() -> Iterator[SymbolicWeights]:
     """Context in which variables are symbolic, and symbolic tensors have one row.
 
-    Calls of layers and operations then show what depends on which weights.
+    Calls of layers and operations then show what depends on which weights, also of other layers
+    that a function such as that of a `Lambda` reads.
     """
-    symbols = [keras.Input(batch_shape=v.shape, dtype=v.dtype) for v in variables]
     shape = ops.shape
 
     def shape_of_one_row(x):
         rows, *others = shape(x) or [()]
         return (1, *others) if rows is None else shape(x)
 
-    mapping = list(zip(variables, symbols, strict=True))
-    with (
-        _symbolic_backend(),
-        _patch(ops, "shape", shape_of_one_row),
-        keras.StatelessScope(state_mapping=mapping),
-    ):
-        yield symbols
+    with _symbolic_backend(), _patch(ops, "shape", shape_of_one_row), SymbolicWeights() as weights:
+        yield weights
 
 
 @contextlib.contextmanager

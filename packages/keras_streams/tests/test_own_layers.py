@@ -55,6 +55,19 @@ def test_a_layer_computes_in_half_precision(policy):
     assert stream.prefill(noise(1, 4, 3))[0].dtype == stream.model.output.dtype
 
 
+class Ids(layers.Layer):
+    """Adds up numbers."""
+
+    def call(self, x):
+        return ops.cumsum(ops.cast(x, "float32"), axis=1)[..., None]
+
+
+def test_a_layer_of_integers():
+    x = keras.Input((None,), dtype="int32")
+    stream = to_stream(keras.Model(x, Ids(dtype="int32")(x)))
+    assert stream.prefill(np.array([[1, 2, 3]], "int32"))[0][0, -1, 0] == 6
+
+
 class Alarm(layers.Layer):
     """Is silent if a value is large anywhere."""
 

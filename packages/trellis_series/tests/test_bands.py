@@ -1,11 +1,13 @@
 """Bands hold on simulated series, and are finite whatever the series does."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
-from trellis_series.bands import Band, calibrate, moving_change, rate_of
+from trellis_series.bands import calibrate, moving_change, rate_of, student, unit
 from trellis_series.ensemble import first_origin
 
 HORIZON = 12
@@ -108,7 +110,7 @@ def test_the_floor_ends_where_values_are_negative():
 
 
 @pytest.mark.parametrize(
-    ("level", "independent", "expected"), [(80, 1e9, 80), (80, 9, 83.2), (50, 1, 60), (99, 1, 100)]
+    ("level", "independent", "expected"), [(80, 1e9, 80), (80, 9, 83.2), (50, 4, 54), (99, 4, 100)]
 )
 def test_bands_of_few_origins_hold_a_larger_share(level, independent, expected):
     """The finite-sample correction of conformal bands, on errors of 0 to 100."""
@@ -128,25 +130,47 @@ def test_the_unit_is_a_mean_of_changes_over_a_season():
 
 
 def test_the_unit_of_a_quiet_time_has_a_minimum():
-    band = Band(np.ones((1, 2)), np.zeros((1, 2)))
     for local, expected in ((0.0, 0.3), (0.2, 0.3), (0.31, 0.31), (4.0, 4.0)):
-        np.testing.assert_allclose(band.half(np.array([local])), np.sqrt([[expected] * 2]))
-        assert (band._replace(least=np.full((1, 2), 3.0)).half(np.array([local])) == 3).all()
+        np.testing.assert_allclose(unit(local), np.sqrt(expected))
         factor = calibrate(np.arange(101.0)[:, None], np.full(101, local), 1e9, [80])
-        np.testing.assert_allclose(factor, 80 / np.sqrt([[expected]]))
+        np.testing.assert_allclose(factor, [[80 / np.sqrt(expected)]])
+
+
+def test_bands_without_an_origin_are_those_of_a_random_walk():
+    y = pd.Series(np.random.default_rng(0).normal(size=9).cumsum())
+    model = Forecasts(HORIZON, season=1).fit(y).models["series"]
+    found = model._replace(naive_season=4).band([80]) * model.scale
+    change = np.sqrt(np.mean(np.diff(y) ** 2))
+    expected = 1.6272 * change * np.sqrt(np.repeat([1, 2, 3], 4))  # one for each season
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("independent", "quantile"), [(0.0, 1.6449), (2.0, 1.6449), (2.99, 1.5556), (3.0, 0.0)]
+    ("level", "freedom", "expected"), [(80, 2, 1.8856), (80, 1e9, 1.2816), (95, 3, 3.1824)]
 )
-def test_bands_of_fewer_than_three_origins_are_at_least_the_naive_one(independent, quantile):
-    y = pd.Series(np.random.default_rng(0).normal(size=9).cumsum())
-    model = Forecasts(HORIZON, season=1).fit(y).models["series"]
-    model = model._replace(independent=independent, naive_season=4)
-    least = model.band([80]).least * model.scale
-    change = np.sqrt(np.mean(np.diff(y) ** 2))
-    expected = quantile * change * np.sqrt(np.repeat([1, 2, 3], 4))  # one for each season
-    np.testing.assert_allclose(least[0], expected, rtol=1e-4)
+def test_quantiles_are_those_of_student_s_t(level, freedom, expected):
+    np.testing.assert_allclose(student([level], freedom), [expected], rtol=0.06)
+
+
+def test_bands_of_fewer_than_three_origins_are_at_least_those_of_student_s_t():
+    errors = np.random.default_rng(0).normal(size=(4_000, 1))
+    for independent, factor in ((2.0, 1.843), (3.0, 0.88 / 0.8)):
+        found = calibrate(errors, np.ones(len(errors)), independent, [80])
+        expected = factor if independent < 3 else NormalDist().inv_cdf(0.5 + factor * 0.4)
+        np.testing.assert_allclose(found, [[expected]], rtol=0.03)
+
+
+@pytest.mark.parametrize("growth", [1, 15])
+def test_bands_of_short_series_and_of_growing_noise_hold_at_their_level(growth):
+    rng, inside = np.random.default_rng(0), []
+    for n in (30, 72):
+        for _ in range(40):
+            y = 100 + rng.normal(size=n + HORIZON) * np.linspace(1, growth, n + HORIZON)
+            found = Forecasts(HORIZON, season=12, levels=[50, 80]).fit(pd.Series(y[:n])).predict()
+            ends = [found[[f"ours-lo-{p}", f"ours-hi-{p}"]].to_numpy().T for p in (50, 80)]
+            inside.append([((low < y[n:]) & (y[n:] < high)).mean() for low, high in ends])
+    found = np.mean(inside, axis=0)
+    assert 0.38 <= found[0] <= 0.65 and 0.7 <= found[1] <= 0.92
 
 
 @pytest.mark.parametrize(

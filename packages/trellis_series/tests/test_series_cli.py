@@ -157,8 +157,8 @@ def test_the_verdict_says_that_series_count_alike(folder, large, small, verdict)
 @pytest.mark.parametrize(
     ("count", "message"),
     [
-        (1, "1 of 1 series is too short to calibrate its band, which is at least"),
-        (2, "2 of 2 series are too short to calibrate their bands, which are at least"),
+        (1, "1 of 1 series is too short to calibrate its band, which is wider"),
+        (2, "2 of 2 series are too short to calibrate their bands, which are wider"),
     ],
 )
 def test_short_series_say_so(folder, count, message):

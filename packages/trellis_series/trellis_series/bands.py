@@ -6,30 +6,26 @@ The half width of a band of level p at step k is
 
 where v is how much the series changes now, s_k the mean of |e_k| / sqrt(v) over the past origins,
 and q(p) a quantile of the errors in these units, pooled over the steps. The quantile is that of a
-conformal band for the number of independent origins. Errors and widths of positive series whose
-logarithms are forecast better are those of the logarithms, so their bands are wider above.
+conformal band for the number of independent origins, and for fewer than three of them at least that
+of Student's t. Errors and widths of positive series whose logarithms are forecast better are those
+of the logarithms, so their bands are wider above.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 _LEAST_CHANGE = 0.3  # of the mean change
 _CORRECTION = 0.4  # of levels, divided by one more than the independent origins
+FEW = 3.0  # independent origins, below which no quantile of the errors is wide enough
 
 
-class Band(NamedTuple):
-    """The half widths (levels, horizon) at a mean change of 1, and the least ones."""
-
-    factors: np.ndarray
-    least: np.ndarray
-
-    def half(self, local: Any, xp: Any = np) -> Any:
-        """Returns the half widths (..., levels, horizon) at a mean change v, (..., 1)."""
-        unit = xp.sqrt(xp.maximum(local, _LEAST_CHANGE))
-        return xp.maximum(unit[..., None] * self.factors, self.least)
+def unit(local: Any, xp: Any = np) -> Any:
+    """Returns sqrt(v), in which errors are measured, of a mean change v."""
+    return xp.sqrt(xp.maximum(local, _LEAST_CHANGE))
 
 
 def calibrate(
@@ -43,17 +39,23 @@ def calibrate(
         independent: Float, the number of origins that share no targets.
         levels: Percentages.
     """
-    u = np.abs(errors) / np.sqrt(np.maximum(local, _LEAST_CHANGE))[:, None]
+    u = np.abs(errors) / unit(local)[:, None]
     known = ~np.isnan(u)
     mean = np.where(known, u, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1) + 1e-9
     mean = np.where(known.any(axis=0), mean, mean.max())
     shape = np.convolve(np.pad(mean, 1, mode="edge"), [0.25, 0.5, 0.25], "valid")
-    return np.outer(np.quantile((u / shape)[known], shares(levels, independent)), shape)
+    u = (u / shape)[known]
+    shares = np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1))
+    quantiles = np.quantile(u, np.minimum(shares, 1.0))
+    if independent < FEW:
+        quantiles = np.maximum(quantiles, student(levels, independent) * np.sqrt(np.mean(u**2)))
+    return np.outer(quantiles, shape)
 
 
-def shares(levels: Sequence[float], independent: float) -> np.ndarray:
-    """Returns the shares of past errors that bands must hold."""
-    return np.minimum(np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1)), 1.0)
+def student(levels: Sequence[float], freedom: float) -> np.ndarray:
+    """Returns quantiles of |t|, by the first terms of their expansion around the normal ones."""
+    z = np.array([NormalDist().inv_cdf(0.5 + level / 200) for level in levels])
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def moving_change(z: np.ndarray, known: np.ndarray, season: int, horizon: int) -> np.ndarray:

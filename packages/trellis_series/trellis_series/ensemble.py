@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from trellis_series import bands, ridge, seasons, smoothing
 
 _LARGEST = 1e30  # value, in units of the scale
 _RECENT = 1_000  # values, or five seasons, that the smoothing runs over
-_FEW = 3.0  # independent origins below which a band is also at least the naive forecast's
+_WALK = 3.0  # degrees of freedom of a band without a past origin
 
 
 class Transform(NamedTuple):
@@ -189,31 +188,27 @@ class Ensemble(NamedTuple):
         """Returns the seasonal naive forecast (horizon,) after a state."""
         return seasons.naive(state.values, self.naive_season, self.horizon)
 
-    def band(self, levels: Sequence[float], naive: bool = False) -> bands.Band:
-        """Returns the band of the forecast or of the naive one.
+    def band(self, levels: Sequence[float], naive: bool = False) -> np.ndarray:
+        """Returns the half widths (levels, horizon) of the forecast or the naive one, at v = 1.
 
-        With few origins, it is at least that of a naive forecast with normal, independent errors.
+        Without a past origin, they are those of a random walk over the seasons.
         """
         errors = self.naive_errors if naive else self.errors
-        least = factors = np.zeros((len(levels), self.horizon))
         if len(errors):
-            factors = bands.calibrate(errors, self.origin_local, self.independent, levels)
-        if self.has_few_origins:
-            cycles = -(-np.arange(1, self.horizon + 1) // self.naive_season)
-            most = (1 + np.array(levels) / 100) / 2  # a normal distribution has no largest error
-            shares = np.minimum(bands.shares(levels, self.independent), most)
-            normal = [NormalDist().inv_cdf(0.5 + share / 2) for share in shares]
-            least = np.outer(normal, self.root_mean_square_change * np.sqrt(cycles))
-        return bands.Band(factors, least)
+            return bands.calibrate(errors, self.origin_local, self.independent, levels)
+        cycles = -(-np.arange(1, self.horizon + 1) // self.naive_season)
+        change = self.root_mean_square_change * np.sqrt(cycles)
+        return np.outer(bands.student(levels, _WALK), change)
 
     @property
     def has_few_origins(self) -> bool:
         """Whether there are too few origins to know how wide a band must be."""
-        return self.independent < _FEW
+        return self.independent < bands.FEW
 
-    def ends(self, mean: Any, band: bands.Band, state: State, xp: Any = np) -> tuple[Any, Any]:
-        """Returns the lower and upper ends (..., levels, horizon) of the band of a forecast."""
-        z, half = self.transform.apply(mean, xp)[..., None, :], band.half(state.local, xp)
+    def ends(self, mean: Any, band: Any, state: State, xp: Any = np) -> tuple[Any, Any]:
+        """Returns the lower and upper ends (..., levels, horizon) of a forecast and its `band`."""
+        z = self.transform.apply(mean, xp)[..., None, :]
+        half = bands.unit(state.local, xp)[..., None] * band
         lower, upper = (self.transform.invert(end, xp) for end in (z - half, z + half))
         mean = mean[..., None, :]  # which may be beyond the values that logarithms return
         return self._floored(xp.minimum(lower, mean), state, xp), xp.maximum(upper, mean)

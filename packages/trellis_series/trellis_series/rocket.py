@@ -218,7 +218,7 @@ def _chosen_channels(generator, channels):
 def _without_padding(series):
     """Returns a series without missing steps at its end."""
     has_value = ~np.isnan(series).all(axis=-1)
-    return series[: np.flatnonzero(has_value).max(initial=0) + 1]
+    return series[: np.flatnonzero(has_value).max(initial=-1) + 1]
 
 
 def ridge_head(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:

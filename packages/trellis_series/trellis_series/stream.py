@@ -131,15 +131,15 @@ def export(stream: ForecastStream, path: str | os.PathLike, overwrite: bool = Fa
             f"KERAS_BACKEND={keras.backend.backend()}"
         )
     folder = check_folder(path, overwrite, _FILES)
-    import tensorflow as tf
-
-    values = tf.TensorSpec((None, None, 1), stream.compute_dtype, name="values")
-    module = tf.Module()
-    module.weights = [variable.value for variable in stream.variables]
-    module.serve = tf.function(lambda values: {"forecast": stream.prefill(values)[0][:, -1]})
+    archive = keras.export.ExportArchive()
+    archive.track(stream)
+    archive.add_endpoint(
+        "serving_default",
+        lambda values: {"forecast": stream.prefill(values)[0][:, -1]},
+        [keras.InputSpec(stream.compute_dtype, (None, None, 1), name="values")],
+    )
     with atomic_folder(folder) as temporary:
-        signatures = {"serving_default": module.serve.get_concrete_function(values)}
-        tf.saved_model.save(module, str(temporary), signatures)
+        archive.write_out(str(temporary), verbose=False)
 
 
 def _cache(state):

@@ -218,8 +218,8 @@ def infer_freq(times: pd.Index) -> str | int:
             "missing. Write months as 2024-01, or pass `freq`."
         )
     days, rest = divmod(step, _DAY)
-    if days % 7 == 0 and not rest and (times.dayofweek == times.dayofweek[0]).all():
+    if days % 7 == 0 and not rest and (times.day_of_week == times.day_of_week[0]).all():
         return f"{days // 7}W-{times[0].strftime('%a').upper()}"
-    if step == _DAY and (times.dayofweek < 5).all():
+    if step == _DAY and (times.day_of_week < 5).all():
         return "B"
     return to_offset(step).freqstr if rest else f"{days}D"
