@@ -548,6 +548,7 @@ def stateful_inside():
 
 STEPS = (None, None, 2)
 LOSS_OF_PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
+BINARY_LOSS = keras.losses.BinaryCrossentropy()
 WRONG_MODELS = [
     (lambda: PolyphonicModel(Mix(True), 3, activation="sigmoid"), "activation"),
     (lambda: classifier(lambda _: trellis(False), True).build(STEPS), "return_sequences"),
@@ -557,7 +558,7 @@ WRONG_MODELS = [
         "return_aux",
     ),
     (lambda: SequenceClassifier(stateful_inside(), 2), "stateful"),
-    (lambda: SequenceClassifier(lstm(False), 0), "num_classes"),
+    (lambda: SequenceClassifier(lstm(False), 1), "num_classes"),
     (lambda: SequenceRegressor(lstm(False), 0), "units"),
     (lambda: SequenceRegressor(lstm(False), activation=ops.tanh), "activation"),
     (lambda: classifier(input_dropout=1), "input_dropout"),
@@ -571,6 +572,8 @@ WRONG_MODELS = [
     (lambda: classifier().compile("sgd", []), "one loss"),
     (lambda: classifier().compile("sgd", ["mse", "mae"]), "one loss"),
     (lambda: classifier().compile("sgd", LOSS_OF_PROBABILITIES), "from_logits"),
+    (lambda: classifier().compile("sgd", "bce"), "SequenceRegressor"),
+    (lambda: classifier(activation="softmax").compile("sgd", BINARY_LOSS), "SequenceRegressor"),
     (lambda: polyphonic(loss=keras.losses.BinaryCrossentropy()), "logits"),
     (lambda: polyphonic(metrics=[keras.losses.binary_crossentropy]), "from_logits"),
     (lambda: polyphonic(weighted_metrics=[keras.metrics.AUC()]), "from_logits"),
@@ -637,6 +640,21 @@ def test_targets_are_not_broadcast_to_the_outputs(units):
         regressor().test_on_batch(X, np.zeros((4, *units)))
     with pytest.raises(ValueError, match="shape of the outputs"):
         polyphonic().test_on_batch(np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
+
+
+@both_backends
+@pytest.mark.parametrize("per_step", [False, True])
+def test_one_hot_labels_of_a_generator(per_step):
+    y = np.eye(CLASSES)[np.zeros((4, 5) if per_step else 4, int)]
+    with pytest.raises(ValueError, match="one-hot"):
+        compiled(classifier(per_step=per_step)).test_on_batch(X, y)
+
+
+def test_keras_warns_of_a_backbone_that_drops_the_mask():
+    conv = keras.layers.Conv1D(4, 3, padding="causal", name="conv")
+    backbone = keras.Sequential([conv, keras.layers.GRU(4)])
+    with pytest.warns(UserWarning, match="'conv'.*does not support masking"):
+        SequenceClassifier(backbone, 2, nan_padding=True)(X)
 
 
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor, PolyphonicModel])

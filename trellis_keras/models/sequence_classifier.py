@@ -14,6 +14,8 @@ from trellis_keras.layers.checks import check_choice, check_integer
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_model import SequenceModel
 
+_BINARY_LOSSES = "bce", "binarycrossentropy", "binaryfocalcrossentropy"
+
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class SequenceClassifier(SequenceModel):
@@ -30,7 +32,7 @@ class SequenceClassifier(SequenceModel):
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
             (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden): a
             `TrellisLayer`, a `TCN`, a Keras RNN layer, or a `keras.Sequential` of such layers.
-        num_classes: Positive integer, number of classes.
+        num_classes: Integer of at least 2, number of classes.
         per_step: Boolean, whether each step is classified. Defaults to `False`.
         activation: `None` for logits, or `"softmax"` for probabilities. Defaults to `None`.
         class_names: Sequence of strings, the class names, saved with the model. `fit` and
@@ -78,7 +80,7 @@ class SequenceClassifier(SequenceModel):
         nan_padding: bool = False,
         **kwargs: Any,
     ) -> None:
-        num_classes = check_integer("num_classes", num_classes, 1)
+        num_classes = check_integer("num_classes", num_classes, 2)
         if nan_padding and embedding is not None:
             raise ValueError("Token ids are never NaN: `embedding` needs nan_padding=False.")
         check_choice("activation", activation, (None, "softmax"))
@@ -184,9 +186,26 @@ class SequenceClassifier(SequenceModel):
         dtype = self.head.compute_dtype
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)]
 
+    def _checked_loss(self, loss):
+        name = (
+            loss if isinstance(loss, str) else getattr(loss, "__name__", getattr(loss, "name", ""))
+        )
+        if name.lower().replace("_", "") in _BINARY_LOSSES:
+            raise ValueError(
+                "A SequenceClassifier chooses one class: for two classes, omit the loss and set "
+                "num_classes=2. For several labels, use SequenceRegressor(backbone, labels, "
+                f'activation="sigmoid"). Received: loss={loss!r}'
+            )
+        return super()._checked_loss(loss)
+
     def _loss_terms(self, x, y, y_pred, weight):
         if not self._uses_default_loss:
             return y, y_pred, weight
+        if len(y.shape) == len(y_pred.shape) and y.shape[-1] != 1:
+            raise ValueError(
+                "Labels must be class numbers rather than one-hot rows, or pass "
+                f'loss="categorical_crossentropy". Received: labels of shape {tuple(y.shape)}'
+            )
         # On some backends a label out of range has a loss of 0.
         y = ops.reshape(y, ops.shape(y_pred)[:-1])
         if not keras.backend.is_float_dtype(y.dtype):

@@ -1,5 +1,6 @@
 """The base class of models that classify sequences and predict values or music."""
 
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -185,8 +186,10 @@ class SequenceModel(BackboneModel):
             hidden = self.backbone(x, training=training)
         else:
             with warnings.catch_warnings():
-                # Keras warns about every model used as a layer; its layers do take the mask.
-                warnings.filterwarnings("ignore", ".*does not support masking")
+                # Keras warns about every model used as a layer; its layers may take the mask.
+                if isinstance(self.backbone, keras.Model):
+                    name = re.escape(self.backbone.name)
+                    warnings.filterwarnings("ignore", f"Layer '{name}'.*does not support masking")
                 hidden = self.backbone(x, training=training, mask=mask)
         return self.output_dropout(hidden, training=training)
 
