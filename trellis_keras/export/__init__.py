@@ -86,6 +86,11 @@ def export(
     if format not in ("saved_model", *SUFFIXES):
         formats = ", ".join(map(repr, ("saved_model", *SUFFIXES)))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
+    if format == "saved_model" and pathlib.Path(path).suffix in SUFFIXES.values():
+        raise ValueError(
+            "A SavedModel is written to a folder; for a file, pass its `format`, one of "
+            f"{', '.join(map(repr, SUFFIXES))}. Received: path={str(path)!r}"
+        )
     if format != "saved_model" and (version is not None or warmup):
         raise ValueError(
             "`version` and `warmup` are only for format='saved_model'. Received: "

@@ -63,10 +63,10 @@ class LanguageModel(TextGenerator, BackboneModel):
         vocabulary_size: Positive integer, number of tokens V.
         embedding_dim: Positive integer, width of the embedding.
         backbone: Causal layer from (batch, time, embedding_dim) to (batch, time, channels): a
-            `TrellisLayer`, a `TCN`, a `StackedRNN` of Keras' recurrent layers, or (without
-            `generate`) any other, such as `keras.layers.LSTM(..., return_sequences=True)`. With
-            `return_aux=True` it also returns auxiliary outputs. With `stateful=True` it carries
-            its states from batch to batch.
+            `TrellisLayer`, a `TCN`, a `StackedRNN` of Keras' recurrent layers, or any other, such
+            as `keras.layers.LSTM(..., return_sequences=True)`. With `return_aux=True` it also
+            returns auxiliary outputs. With `stateful=True` it carries its states from batch to
+            batch.
         head: `layers.Head`. Defaults to `DenseHead(vocabulary_size)`.
         tie_embeddings: Boolean, whether the head's output matrix is tied to the embedding.
             Defaults to `True`.
