@@ -794,6 +794,12 @@ class Protocol(Ending):
             raise call.refusal(
                 'it reads later steps. Use go_backwards=False and, for a TCN, padding="causal".'
             )
+        delay, rate = getattr(layer, "delay", 0), getattr(layer, "rate", 1)
+        if (delay, rate) != (0, 1):
+            raise call.refusal(
+                "its outputs come later than its inputs, or not at each step. Stream it by itself. "
+                f"Received: delay={delay}, rate={rate}"
+            )
         if len(call.specs) > 1:
             raise call.refusal("its stream has only the main output. Use return_state=False.")
         if getattr(layer, "output_length", None) is not None:

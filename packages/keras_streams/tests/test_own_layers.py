@@ -7,7 +7,7 @@ from keras import layers, ops
 from random_graphs import noise
 from streams import check_equal
 
-from keras_streams import to_stream
+from keras_streams import StreamingMixin, to_stream
 
 pytestmark = pytest.mark.both_backends
 
@@ -53,6 +53,27 @@ def test_a_layer_computes_in_half_precision(policy):
     x = keras.Input((None, 3))
     stream = to_stream(keras.Model(x, WeightNormalized(dtype=policy)(x)))
     assert stream.prefill(noise(1, 4, 3))[0].dtype == stream.model.output.dtype
+
+
+class Late(StreamingMixin, layers.Layer):
+    """Returns its inputs, in its stream a step later."""
+
+    delay = 1
+
+    def call(self, x):
+        return x
+
+    def initial_cache(self, batch_size):
+        return ops.full((batch_size, 3), np.nan)
+
+    def step(self, x, cache):
+        return cache, x
+
+
+def test_a_layer_with_a_delay_streams_by_itself_only():
+    x = keras.Input((None, 3))
+    with pytest.raises(ValueError, match="Received: delay=1"):
+        to_stream(keras.Model(x, Late()(x)))
 
 
 class Ids(layers.Layer):
