@@ -161,6 +161,8 @@ def test_bad_input_is_named():
             model.adapt(x, labels)
     with pytest.raises(ValueError, match="inputs"):
         model.adapt(sines(channels=2)[0], y)
+    with pytest.raises(ValueError, match="x.*None.*Received: series of shapes .*40,"):
+        model.adapt(x[..., 0], y)
     with pytest.raises(ValueError, match="each with a value"):
         model.adapt([np.full((40, 1), np.nan), *x[1:]], y)
 

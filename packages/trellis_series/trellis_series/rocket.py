@@ -121,13 +121,16 @@ class RocketClassifier(SequenceClassifier):
                 sequence of arrays (steps, channels).
             labels: Array (series,), the classes, or their names. Required.
         """
-        series = [_without_padding(np.asarray(each, "float64")) for each in inputs]
-        shapes = sorted({each.shape for each in series})
-        if any(shape[1:] != (self.channels,) or shape[0] == 0 for shape in shapes):
+        given = [np.asarray(each, "float64") for each in inputs]
+        shapes = sorted({each.shape for each in given})
+        if any(shape[1:] != (self.channels,) for shape in shapes):
             raise ValueError(
-                f"`inputs` must be series (steps, {self.channels}), each with a value. Received: "
-                f"shapes {shapes[:5]}"
+                f"`inputs` must be series (steps, {self.channels}), such as x[..., None] for one "
+                f"channel. Received: series of shapes {shapes[:5]}"
             )
+        series = [_without_padding(each) for each in given]
+        if not all(map(len, series)):
+            raise ValueError("`inputs` must be series each with a value. Received: only NaN in one")
         labels = np.asarray(self._encode_targets(np.asarray(labels)))
         if labels.shape != (len(series),):
             raise ValueError(
