@@ -281,7 +281,7 @@ def test_a_compiled_step_runs_for_ever():
 
 @pytest.mark.float64
 @settings(
-    max_examples=10 if keras.backend.backend() == "jax" else 150,  # twice
+    max_examples=10 if keras.backend.backend() == "jax" else 60,  # twice
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
