@@ -124,8 +124,10 @@ def test_models_of_the_zoo_are_presets():
 
 @pytest.mark.parametrize("preset", ["tcn_ptb", "nothing/here"])
 def test_unknown_presets(preset):
-    with pytest.raises(ValueError, match=f"or one of .*tcn_adding/T=200, .*Received: '{preset}'"):
+    with pytest.raises(ValueError, match=f"list_models.*Received: '{preset}'"):
         zoo.from_preset(preset)
+    with pytest.raises(ValueError, match="Did you mean 'tcn_jsb/fast'"):
+        zoo.from_preset("tcn_jsb/fats")
 
 
 def test_hugging_face(tmp_path, monkeypatch):

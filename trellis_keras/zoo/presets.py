@@ -9,6 +9,7 @@ import keras
 from trellis_keras.models import SequenceClassifier
 from trellis_keras.saved_files import load_model
 from trellis_keras.zoo import registry, results
+from trellis_keras.zoo.datasets.registry import suggestion
 
 _HUGGING_FACE = "hf://"
 # The files of a preset; a repository may have more.
@@ -61,19 +62,21 @@ def from_preset(
 def _load(preset):
     runs = [run for run in results.all_runs() if run.has_weights]
     by_name = {f"{run.model}/{run.variant}".rstrip("/"): run for run in runs}
+    models = {run.model for run in runs}
     name = preset if isinstance(preset, str) else ""  # a path is a folder's
     if name in by_name:
         run = by_name[name]
         return registry.run_recipe(run.model, run.variant).build(weights="pretrained")
-    if name in {run.model for run in runs}:
+    if name in models:
         return registry.recipe(name).build(weights="pretrained")
     if name.startswith(_HUGGING_FACE):
         return load_model(_download(name.removeprefix(_HUGGING_FACE)))
     folder = pathlib.Path(preset).expanduser()
     if not folder.is_dir():
         raise ValueError(
-            "`preset` must be a folder, 'hf://user/model', or one of "
-            f"{', '.join(by_name)}. Received: {preset!r}"
+            "`preset` must be a folder, 'hf://user/model', or a model that has weights in the zoo, "
+            "such as those of zoo.list_models(pretrained=True). Received: "
+            f"{preset!r}.{suggestion(name, [*models, *by_name])}"
         )
     return load_model(folder)
 
