@@ -642,9 +642,9 @@ def test_targets_are_not_broadcast_to_the_outputs(units):
         polyphonic().test_on_batch(np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
 
 
-@both_backends
 @pytest.mark.parametrize("per_step", [False, True])
 def test_one_hot_labels_of_a_generator(per_step):
+    """On JAX, Keras computes the metrics first, whose error names the shapes."""
     y = np.eye(CLASSES)[np.zeros((4, 5) if per_step else 4, int)]
     with pytest.raises(ValueError, match="one-hot"):
         compiled(classifier(per_step=per_step)).test_on_batch(X, y)
