@@ -333,7 +333,7 @@ def test_optimizers_that_cannot_be_used_are_refused_before_training():
         (plateau(), SGD(schedule), "float `learning_rate`"),
         (ASGDSwitch(), SGD(0.1), "requires the optimizer .*ASGD`. Received: SGD"),
     ):
-        callback.set_model(types.SimpleNamespace(optimizer=optimizer, metrics=[]))
+        callback.set_model(types.SimpleNamespace(optimizer=optimizer))
         with pytest.raises(ValueError, match=named):
             callback.on_train_begin()
 

@@ -187,10 +187,8 @@ class SequenceClassifier(SequenceModel):
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)]
 
     def _checked_loss(self, loss):
-        name = (
-            loss if isinstance(loss, str) else getattr(loss, "__name__", getattr(loss, "name", ""))
-        )
-        if name.lower().replace("_", "") in _BINARY_LOSSES:
+        name = getattr(loss, "__name__", getattr(loss, "name", loss))
+        if str(name).lower().replace("_", "") in _BINARY_LOSSES:
             raise ValueError(
                 "A SequenceClassifier chooses one class: for two classes, omit the loss and set "
                 "num_classes=2. For several labels, use SequenceRegressor(backbone, labels, "

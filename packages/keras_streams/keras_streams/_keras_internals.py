@@ -71,7 +71,7 @@ def sliding_window(layer: keras.layers.MultiHeadAttention) -> int | None:
 
 
 def autocast(layer: keras.Layer) -> Any:
-    """Context in which a layer's `call` gets weights in its compute dtype. Missing: a name."""
+    """Context in which weights have a layer's compute dtype. Missing: `keras.AutocastScope`."""
     is_cast = layer.autocast and backend.is_float_dtype(layer.compute_dtype)
     return backend.AutocastScope(layer.compute_dtype if is_cast else None)
 

@@ -168,7 +168,7 @@ def forecast(
             short = "is too short to calibrate its band, which is"
             if few > 1:
                 short = "are too short to calibrate their bands, which are"
-            typer.echo(f"{few:,} of {len(forecasts.models):,} series {short} wider for it.")
+            typer.echo(f"{few:,} of {len(forecasts.models):,} series {short} wider.")
     kind, other = ("naive", "ours") if fallback and forecasts.beats_naive is False else _KINDS
     roles = forecasts.columns.roles.values()
     others = [name for name in found if name not in roles and name.split("-")[0] == other]
