@@ -51,10 +51,10 @@ def callbacks_with_memory():
 
 
 class Turning(keras.callbacks.Callback):
-    """Logs a value that rises for three epochs, then falls."""
+    """Logs a value that rises for three epochs, then falls, as one of NumPy's numbers."""
 
     def on_epoch_end(self, epoch, logs=None):
-        logs["turning"] = min(epoch, 4 - epoch)
+        logs["turning"] = np.float32(min(epoch, 4 - epoch))
 
 
 def train(folder, *stops, optimizer, callbacks=list):

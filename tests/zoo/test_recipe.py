@@ -411,6 +411,7 @@ def test_data_that_a_model_cannot_be_trained_on():
     [
         ("lru_char_ptb", {"stopping_patience": "abc"}),
         ("lru_char_ptb", {"stopping_monitor": 3}),
+        ("tcn_ptb", {"momentum": float("nan")}),
         ("tcn_ptb", {"nesterov": "no"}),
         ("tcn_ptb", {"schedule_strict": "off"}),
         ("tcn_jsb", {"setting": "fast", "learning_rate": "abc"}),

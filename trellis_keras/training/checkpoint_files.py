@@ -100,7 +100,9 @@ def is_complete(state: State, epochs: int) -> bool:
 def write(path: str | PathLike, arrays: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Writes a checkpoint; a kill or a power failure leaves all of it or none."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, state=json.dumps({"format": _FORMAT, **state}), **arrays)
+        # A callback may remember NumPy's numbers.
+        text = json.dumps({"format": _FORMAT, **state}, default=np.generic.item)
+        np.savez(file, state=text, **arrays)
 
 
 def read(path: str | PathLike) -> tuple[State, Arrays]:

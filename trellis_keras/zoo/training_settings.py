@@ -280,9 +280,10 @@ def _check_types(name, part):
         hint = hints.get(argument, type(defaults.get(argument)))
         kinds = {*(typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint])}
         is_boolean = isinstance(value, bool)
+        is_number = isinstance(value, numbers.Real) and not is_boolean and not math.isnan(value)
         for wanted, of, is_right in (
             ("true or false", {bool}, is_boolean),
-            ("a number", {int, float}, isinstance(value, numbers.Real) and not is_boolean),
+            ("a number", {int, float}, is_number),
             ("text", {str}, isinstance(value, str)),
         ):
             if value is not None and kinds & of and not is_right:
