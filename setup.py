@@ -9,7 +9,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trellis_keras/__init__.py"
 # On CPUs jaxlib 0.10.2 computes wrong products of a matrix (3, 3) and 32,769 vectors, for instance
 # (jax-ml/jax issue 39103), and may crash (40412). jax 0.10.2 works with jaxlib 0.10.1. From jaxlib
 # 0.11.2 on, chains of bfloat16 products give NaN on CPUs (see docs/backends.md).
-JAX = ["jax>=0.4.35", "jaxlib!=0.10.2,!=0.11.2,!=0.12.0,!=0.12.0.1"]
+JAX = ["jax>=0.5.1", "jaxlib!=0.10.2,!=0.11.2,!=0.12.0,!=0.12.0.1"]
 SERVING = ["tensorflow-serving-api>=2.18"]
 # In a checkout, `pip install .` also installs the keras-streams of the checkout. What is published
 # requires a version of it, because an index takes no paths.
@@ -58,7 +58,7 @@ setup(
         "numpy>=1.26",
         "scipy>=1.11",  # reads the .mat files of the music
         "pillow>=10",  # reads the PNG files of CIFAR-10
-        "typer>=0.12",
+        "typer>=0.16",
         "matplotlib>=3.8",
         "filelock>=4.2",  # one process at a time stores a data set, and trains in a folder
         "h5py>=3.10",

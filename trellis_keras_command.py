@@ -435,14 +435,13 @@ def export(
     RUN is a folder of `train`. PATH is the folder of all versions of a SavedModel, or a file, whose
     suffix .tflite, .onnx, .c or .wasm chooses the format.
     """
+    from keras_streams.exporter import format_of
     from trellis_keras.export import export as export_model
     from trellis_keras.layers.checks import check_choice
     from trellis_keras.zoo.evaluation import representative_data
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
 
-    if format is None:
-        formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
-        format = formats.get(os.path.splitext(path)[1], "saved_model")
+    format = format or format_of(path, "saved_model")
     check_no_file_of_a_run(path)
     examples = None
     if format == "c" and quantization is not None:

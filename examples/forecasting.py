@@ -29,7 +29,7 @@ forecasts = Forecasts(
 backtest = forecasts.cross_validation(table, n_windows=WINDOWS, naive=True)
 error, naive = (np.abs(backtest[name] - backtest["traffic"]).mean() for name in ("ours", "naive"))
 inside = backtest["traffic"].between(backtest["ours-lo-80"], backtest["ours-hi-80"]).mean()
-print(f"Mean error: {error:.0f} vehicles an hour; repeating the last week: {naive:.0f}")
+print(f"Mean absolute error: {error:.0f} vehicles an hour; repeating the last week: {naive:.0f}")
 print(f"Values inside the 80 % band: {inside:.0%}")
 
 # The picture shows the backtest and the week before it.

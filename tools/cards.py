@@ -133,10 +133,12 @@ def _data(one):
     known = recipe.data_checksum
     checksum = "" if known is None else f" Checksum: {_code(f'{known[:16]}...')}."
     about = info(recipe.data)
+    files = (
+        " `help(trellis_keras.zoo.datasets.load)` explains where to put local copies of the files."
+    )
     described = _paragraph(
-        f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.license}. "
-        "The data are not part of the package; `help(trellis_keras.zoo.datasets.load)` explains "
-        f"where to put local copies.{checksum}"
+        f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.license}."
+        f"{'' if about.source is None else files}{checksum}"
     )
     return described if one.remark is None else f"{described}\n\n{_paragraph(one.remark)}"
 

@@ -78,14 +78,14 @@ def summary(found):
         f"Of the {len(published())} published values that a zoo model can be compared with, "
         f"{len(trained)} were trained here, by the paper's recipe or a fast one. {len(better)} are "
         f"better by a margin of 2 % or two standard errors, {fast} of them with the techniques of "
-        f"the fast recipes (AdamW, one cosine cycle of the learning rate, augmentation, chrono "
-        f"initialization); {baselines} are recurrent baselines rather than the papers' own models, "
+        f"the fast recipes (AdamW, warm-up and cosine decay, augmentation, chrono initialization); "
+        f"{baselines} are recurrent baselines rather than the papers' own models, "
         f"and {alone} rest on one seed. "
         f"{level} level{f', {len(within)} within 5 %' if within else ''}. "
-        f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from another "
-        f"text than the paper's, and {len(of['at the floor'])} are at the floor: none of these "
-        f"counts as better. {len(of['behind'])} are behind: "
-        f"{', '.join(map(_behind, of['behind']))}."
+        f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from a "
+        f"different text, and {len(of['at the floor'])}, like the paper's, hardly beat a constant "
+        f"prediction (at the floor): none of these counts as better. {len(of['behind'])} are "
+        f"behind: {', '.join(map(_behind, of['behind']))}."
     )
     return textwrap.fill(text, 100, break_on_hyphens=False)
 
@@ -160,7 +160,8 @@ def _epochs(one):
     known = {*training.options(), *one.recipe.training.stream, "schedule"} - {"epochs"}
     own = [k for k in one.recipe.changes() if k in known or k.endswith("dropout")]
     of = f" of {training.epochs}" if is_shorter else ""
-    return f"{one.results['epochs']}{of} epochs" + "".join(f", own {name}" for name in sorted(own))
+    changed = f"; changed: {', '.join(sorted(own))}" if own else ""
+    return f"{one.results['epochs']}{of} epochs{changed}"
 
 
 def results_page(found):

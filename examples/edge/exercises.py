@@ -45,16 +45,15 @@ model.compile("adam")
 model.fit(x[~test], y[~test], batch_size=64, epochs=10, verbose=2)
 
 representative = x[~test][::20]
-export(model, FOLDER / "build" / "exercises.c", format="c", overwrite=True)
+export(model, FOLDER / "build" / "exercises.c", overwrite=True)
 export(
     model,
     FOLDER / "build" / "exercises_int8.c",
-    format="c",
     quantization="int8",
     representative_data=representative,
     overwrite=True,
 )
-export(model, FOLDER / "build" / "exercises.wasm", format="wasm", overwrite=True)
+export(model, FOLDER / "build" / "exercises.wasm", overwrite=True)
 person = (table["person"] == 10) & (table["arm"] == "right")
 (FOLDER / "build" / "samples.raw").write_bytes(signals[person].astype("<f4").tobytes())
 

@@ -242,7 +242,7 @@ def main(arguments=None):
         alarms = score(reader.predict(x_other, verbose=0), events_other, threshold)[-1]
         model = keras.Model(front.input, reader(front.output), name=name)
         folder = options.output / name
-        export(model, folder / "spotter.c", format="c", overwrite=True)
+        export(model, folder / "spotter.c", overwrite=True)
         model.save(folder / "spotter.keras")
         write_settings(folder, threshold)
         total = sum(map(len, events_test))

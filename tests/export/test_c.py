@@ -95,7 +95,7 @@ def test_language_models_equal_keras(head, tie_embeddings, tmp_path):
 
 @pytest.mark.both_backends
 def test_a_model_keeps_its_names(tmp_path):
-    export(classifier(), tmp_path / "gait.c", format="c")
+    export(classifier(), tmp_path / "gait.c")
     header = (tmp_path / "gait.h").read_text()
     assert '#define GAIT_NAMES "walk", "run" ' in header and "last 13 inputs" in header
     assert re.search(r"Largest difference from Keras over 200 random steps: below \de-0\d", header)
@@ -132,7 +132,7 @@ def test_the_same_model_gives_the_same_file(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     texts = []
     for folder, of in (("a", model), ("b", loaded)):
-        path = export(of, tmp_path / folder / "model.c", format="c")
+        path = export(of, tmp_path / folder / "model.c")
         texts.append(path.read_bytes() + path.with_suffix(".h").read_bytes())
     assert texts[0] == texts[1]
 
@@ -147,7 +147,7 @@ def no_compiler(monkeypatch):
 @pytest.mark.parametrize("weights", ["code", "file"])
 def test_without_a_compiler_there_is_a_test_program(tmp_path, no_compiler, weights):
     with pytest.warns(UserWarning, match="cc model.c model_test.c -lm && ./a.out"):
-        export(classifier(), tmp_path / "model.c", format="c", weights=weights)
+        export(classifier(), tmp_path / "model.c", weights=weights)
     code = (tmp_path / "model.c").read_text()
     if weights == "file":
         size = int(re.search(r"WEIGHT_BYTES (\d+)", (tmp_path / "model.h").read_text())[1])
@@ -167,7 +167,7 @@ def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("keras_streams.c_export.keras_steps", wrong)
     with pytest.raises(RuntimeError, match="differs from Keras by 1.0e-03"):
-        export(classifier(), tmp_path / "model.c", format="c")
+        export(classifier(), tmp_path / "model.c")
     assert not list(tmp_path.iterdir())
 
 
@@ -193,7 +193,7 @@ def test_a_model_whose_outputs_are_zero_on_random_inputs(tmp_path):
     model = built(keras.Sequential([layer]))
     x = np.zeros((20, CHANNELS), "float32")
     for options in ({}, {"quantization": "int8", "representative_data": x}):
-        export(model, tmp_path / "model.c", format="c", overwrite=True, **options)
+        export(model, tmp_path / "model.c", overwrite=True, **options)
         assert "nan" not in (tmp_path / "model.h").read_text()
 
 
@@ -230,7 +230,7 @@ REFUSED = {
 def test_what_cannot_be_written_is_refused_before_a_file_is(name, tmp_path):
     make, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
-        export(make(), tmp_path / "folder" / name, format="c")
+        export(make(), tmp_path / "folder" / name)
     assert not list(tmp_path.iterdir())
 
 
@@ -245,14 +245,14 @@ def test_a_model_of_float64_layers_has_doubles_whatever_its_own_dtype():
 def test_every_kind_of_dropout_is_left_out(tmp_path):
     kinds = [keras.layers.Dropout, Dropout, VariationalDropout]
     net = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, 2), *(kind(0.5) for kind in kinds)])
-    export(net, tmp_path / "net.c", format="c")
-    export(zoo.lstm_adding(layers=2, hidden_units=4), tmp_path / "zoo.c", format="c")
+    export(net, tmp_path / "net.c")
+    export(zoo.lstm_adding(layers=2, hidden_units=4), tmp_path / "zoo.c")
 
 
 def test_files_are_replaced_only_with_overwrite(tmp_path):
     (tmp_path / "model.h").write_text("mine")
     with pytest.raises(ValueError, match="model.h already exists"):
-        export(classifier(), tmp_path / "model.c", format="c")
+        export(classifier(), tmp_path / "model.c")
     assert [p.name for p in tmp_path.iterdir()] == ["model.h"]
-    export(classifier(), tmp_path / "model.c", format="c", overwrite=True)
+    export(classifier(), tmp_path / "model.c", overwrite=True)
     assert "mine" not in (tmp_path / "model.h").read_text()

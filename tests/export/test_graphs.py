@@ -29,7 +29,7 @@ def test_the_header_tells_delay_and_rate(tmp_path):
     x = keras.Input((None, 3))
     down = layers.Conv1D(2, 5, strides=2, padding="same")(x)
     model = keras.Model(x, layers.SimpleRNN(2, return_sequences=True)(down), name="spotter")
-    export(model, tmp_path / "net.c", format="c")
+    export(model, tmp_path / "net.c")
     header = (tmp_path / "net.h").read_text()
     assert "#define NET_DELAY 3\n#define NET_RATE 2\n" in header
     assert "Functional 'spotter'" in header and "all past inputs" in header
@@ -60,7 +60,7 @@ def test_a_mean_over_millions_of_steps(compiler, tmp_path):
     if compiler is ZIG:
         pytest.importorskip("ziglang")
     model = keras.Sequential([keras.Input((None, 1)), layers.GlobalAveragePooling1D()])
-    export(model, tmp_path / "model.c", format="c")
+    export(model, tmp_path / "model.c")
     (tmp_path / "main.c").write_text(_LONG_MEAN)
     for options in (["-O3"], ["-O3", "-ffast-math"]):
         command = [*compiler, "-std=c99", *options, "model.c", "main.c", "-lm", "-o", "mean"]

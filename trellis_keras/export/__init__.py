@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_streams.c_export import FIXED_TOLERANCE, Quantization, native
 from keras_streams.endpoints import model_stream
-from keras_streams.exporter import SUFFIXES, check_backend, write_step
+from keras_streams.exporter import SUFFIXES, check_backend, format_of, write_step
 from keras_streams.graph_stream import GraphStream
 from keras_streams.protocol import check_built
 from trellis_keras import kernels
@@ -29,7 +29,7 @@ def export(
     path: str | os.PathLike,
     version: int | None = None,
     *,
-    format: str = "saved_model",
+    format: str | None = None,
     quantization: str | None = None,
     warmup: bool = False,
     overwrite: bool = False,
@@ -57,7 +57,7 @@ def export(
             once it is complete. Defaults to one more than the highest version in `path`.
         format: The export format: `"saved_model"`, or, for a single step, `"litert"` (a `.tflite`
             file), `"onnx"`, `"c"` or `"wasm"`. The name of a C file is the prefix of its functions.
-            Defaults to `"saved_model"`.
+            Defaults to `None`, the format of a file that `path` names, else `"saved_model"`.
         warmup: Boolean, whether to add requests to a SavedModel that TensorFlow Serving runs before
             it serves the version. This needs tensorflow-serving-api (the extra `serving`). Defaults
             to `False`.
@@ -83,14 +83,10 @@ def export(
     >>> export(model, "serving/trellisnet_char").as_posix()
     'serving/trellisnet_char/1'
     """
+    format = format or format_of(path, "saved_model")
     if format not in ("saved_model", *SUFFIXES):
         formats = ", ".join(map(repr, ("saved_model", *SUFFIXES)))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
-    if format == "saved_model" and pathlib.Path(path).suffix in SUFFIXES.values():
-        raise ValueError(
-            "A SavedModel is written to a folder; for a file, pass its `format`, one of "
-            f"{', '.join(map(repr, SUFFIXES))}. Received: path={str(path)!r}"
-        )
     if format != "saved_model" and (version is not None or warmup):
         raise ValueError(
             "`version` and `warmup` are only for format='saved_model'. Received: "

@@ -73,7 +73,8 @@ def compiled_step(
         layer: Stream, or built layer or model that `to_stream` supports. Start with the
             `initial_cache` of the stream.
         frozen: Boolean, whether to compile the current weights into the program as constants.
-            Weight normalization is then computed once, which makes the steps of a TCN faster.
+            Weight normalization is then computed once, which makes the steps of a TCN
+            faster; those of a `TrellisLayer` may be slower.
             Millions of weights take long to compile. Defaults to `False`.
 
     Returns:

@@ -37,7 +37,7 @@ def export(
     model: Any,
     path: str | os.PathLike,
     *,
-    format: str = "c",
+    format: str | None = None,
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
     quantization_tolerance: float = FIXED_TOLERANCE,
@@ -57,7 +57,7 @@ def export(
         path: Path of the file: `model.c`, `model.wasm`, `model.tflite` or `model.onnx`. The name of
             a C file is the prefix of its functions.
         format: `"c"`, `"wasm"`, or with the TensorFlow backend `"litert"` or `"onnx"`. Defaults to
-            `"c"`.
+            `None`, the format of the file that `path` names.
         quantization: `None`, or for C that uses only integers, with 8-bit weights and 16-bit
             activations, `"int8"`; `"int8_rings"` also keeps the past inputs of convolutions in 8
             bits. With `"int8"`, LiteRT stores matrices as 8-bit integers. Defaults to `None`.
@@ -81,7 +81,13 @@ def export(
         RuntimeError: If what would be written differs from Keras.
     """
     integers = Quantization(quantization, representative_data, quantization_tolerance)
-    return write_step(model, path, format, integers, weights, overwrite)
+    return write_step(model, path, format or format_of(path, "c"), integers, weights, overwrite)
+
+
+def format_of(path: str | os.PathLike, default: str) -> str:
+    """Returns the format whose files have the suffix of a path, or `default` for other paths."""
+    suffix = pathlib.Path(path).suffix
+    return next((format for format, known in SUFFIXES.items() if known == suffix), default)
 
 
 def write_step(

@@ -88,19 +88,19 @@ def test_8_bits_differ_by_no_more_than_the_tolerance(tmp_path):
 
 
 def test_options_of_other_formats_are_errors(tmp_path):
-    for format, suffix, options, message in (
-        ("c", "c", {"weights": "bytes"}, "`weights` must be"),
-        ("litert", "tflite", {"weights": "file"}, "`weights` must be"),
-        ("onnx", "onnx", {"quantization": "int8"}, "`quantization` must be None with"),
-        ("pb", "pb", {}, "`format` must be one of"),
-        ("onnx", "tflite", {}, "must end in .onnx"),
+    for suffix, options, message in (
+        ("c", {"weights": "bytes"}, "`weights` must be"),
+        ("tflite", {"weights": "file"}, "`weights` must be"),
+        ("onnx", {"quantization": "int8"}, "with format='onnx'"),
+        ("pb", {"format": "pb"}, "`format` must be one of"),
+        ("tflite", {"format": "onnx"}, "must end in .onnx"),
     ):
         with pytest.raises(ValueError, match=message):
-            export(model(), tmp_path / f"net.{suffix}", format=format, **options)
+            export(model(), tmp_path / f"net.{suffix}", **options)
     if keras.backend.backend() == "tensorflow":
         half = keras.Sequential([keras.Input((None, 2)), layers.Dense(2, dtype="bfloat16")])
         with pytest.raises(ValueError, match="computes in bfloat16"):
-            export(half, tmp_path / "net.onnx", format="onnx")
+            export(half, tmp_path / "net.onnx")
     else:
         with pytest.raises(ValueError, match="requires the TensorFlow backend"):
             export(model(), tmp_path / "net.onnx", format="onnx")

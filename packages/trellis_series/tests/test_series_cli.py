@@ -141,7 +141,7 @@ def test_rounding_is_no_error(folder, load, kind, verdict):
 @pytest.mark.parametrize(
     ("large", "small", "verdict"),
     [
-        (RNG.normal(size=N).cumsum(), LOAD, "series, are .* below .*, but the mean .* is higher"),
+        (RNG.normal(size=N).cumsum(), LOAD, "series, are .* below .*, but the MAE.* is higher"),
         (LOAD - 100, RNG.normal(size=N).cumsum(), "series, are .* above .*, but .* is lower"),
         (LOAD, LOAD, r"its series, are \d+% below .* naive forecast\.$"),
     ],

@@ -160,7 +160,7 @@ def forecast(
         if backtest is not None:
             # Trained once, and left out where it did not help.
             forecasts.network = forecasts.backtest_network
-            forecasts.beats_naive = bool(_of_naive(errors)["ours"] <= 1)
+            forecasts.beats_naive = bool(_relative(errors)["ours"] <= 1)
         found = forecasts.fit(known).predict(X_df=ahead, naive=True)
         typer.echo(f"\n{_verdict(errors, fallback)}")
         few = sum(model.has_few_origins for model in forecasts.models.values())
@@ -227,7 +227,7 @@ def _backtest(forecasts, frame, windows, rivals):
     """Prints a table of errors on the last windows.
 
     Returns:
-        The forecasts of these windows, and the mean error of each series (rows) and forecast; or
+        The forecasts of these windows, and the MAE of each series (rows) and forecast; or
         `None` for both if the series are too short.
     """
     columns, horizon = forecasts.columns, forecasts.horizon
@@ -245,7 +245,7 @@ def _backtest(forecasts, frame, windows, rivals):
     size = known[columns.target].abs().groupby(known[columns.id], sort=False).mean()
     errors = errors.where(errors.gt(_ROUNDING * size, axis=0), 0.0)  # of a constant series
     means = errors.mean().map("{:.5g}".format)
-    table = pd.DataFrame({"mean error": means, "of naive": _of_naive(errors)})
+    table = pd.DataFrame({"MAE": means, "MAE / naive": _relative(errors)})
     for kind, p in itertools.product(_KINDS, forecasts.levels):
         low, high = (known[f"{kind}-{end}-{p}"] for end in ("lo", "hi"))
         table.loc[kind, f"in {p} % band"] = known[columns.target].between(low, high).mean()
@@ -257,11 +257,11 @@ def _backtest(forecasts, frame, windows, rivals):
         named = ", ".join(
             f"{printable(str(name), lines=False)} {ratio:.2f}" for name, ratio in worst.items()
         )
-        typer.echo(f"\nOf naive, the worst series: {named}")
+        typer.echo(f"\nMAE / naive of the worst series: {named}")
     return found, errors
 
 
-def _of_naive(errors):
+def _relative(errors):
     """Returns the errors divided by those of the naive forecast, where all series count alike."""
     # A series counts by the larger of the two errors that are compared.
     largest = errors[list(_KINDS)].max(axis=1)
@@ -273,24 +273,24 @@ def _verdict(errors, fallback):
     """Returns which forecast the backtest favors, in a line."""
     if errors is None:
         return "There is no backtest: the series are too short for one."
-    of_naive, mean = _of_naive(errors)["ours"], errors.mean()
-    if of_naive == 1:
+    relative, mean = _relative(errors)["ours"], errors.mean()
+    if relative == 1:
         return "The backtest favors neither forecast: the errors of both are equal."
-    relative = ", each relative to its series," if len(errors) > 1 else ""
-    difference = abs(of_naive - 1)
+    each = ", each relative to its series," if len(errors) > 1 else ""
+    difference = abs(relative - 1)
     amount = f"{difference:.0%}" if difference >= 0.005 else "less than 1%"
-    but = ", but the mean error, which large series dominate, is "
-    if of_naive < 1:
+    but = ", but the MAE, which large series dominate, is "
+    if relative < 1:
         but = f"{but}higher" if mean["ours"] > mean["naive"] else ""
         return (
-            f"The backtest favors this forecast: its errors{relative} are {amount} below those of "
+            f"The backtest favors this forecast: its errors{each} are {amount} below those of "
             f"the seasonal naive forecast{but}."
         )
     but = f"{but}lower" if mean["ours"] < mean["naive"] else ""
     written = ", which is written instead (--no-fallback writes ours)" if fallback else ""
-    above = f"{amount} above its own" if np.isfinite(of_naive) else "not 0, as its own are"
+    above = f"{amount} above its own" if np.isfinite(relative) else "not 0, as its own are"
     return (
-        f"The backtest favors the seasonal naive forecast{written}: our errors{relative} are "
+        f"The backtest favors the seasonal naive forecast{written}: our errors{each} are "
         f"{above}{but}."
     )
 

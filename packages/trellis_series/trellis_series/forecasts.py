@@ -54,8 +54,8 @@ class Forecasts:
             Strings and booleans are categories. Default to `()`.
         season: Positive integer, number of steps after which series repeat, or several. Defaults to
             `None`, the calendar's for `freq`, such as a day and a week for hours.
-        network: `"auto"`, a network where there is enough to learn from: series of two years of
-            hours, 100,000 values in all, or 10,000 with covariates; a causal layer, as the backbone
+        network: `"auto"`, a network where there is enough to learn from: series of 15,000
+            values, 100,000 in all, or 10,000 with covariates; a causal layer, as the backbone
             of a `Forecaster`; the `trained_network` of other forecasts, which is not trained again;
             or `None`. A network is used only if it reduces the error at past origins by more than
             one standard error. Defaults to `"auto"`.

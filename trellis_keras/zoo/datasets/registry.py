@@ -122,7 +122,7 @@ def info(name: str) -> DatasetInfo:
     Example:
 
     >>> info("adding").license
-    'none needed: generated from a seed'
+    'no license needed: generated from a seed'
     >>> sorted(info("adding").options)
     ['T', 'seed', 'test', 'train', 'valid']
     """

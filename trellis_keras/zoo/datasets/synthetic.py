@@ -15,7 +15,7 @@ DELIMITER = 9
 _STEPS = 2**24
 _TERMS: dict[str, Any] = {
     "citation": "TCN paper (Bai et al. 2018), section 4",
-    "license": "none needed: generated from a seed",
+    "license": "no license needed: generated from a seed",
 }
 
 
