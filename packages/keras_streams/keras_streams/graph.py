@@ -183,7 +183,10 @@ class Call:
     def is_of_keras(self) -> bool:
         """Whether the operation is one of Keras' that computes what its class says."""
         kinds = keras.layers.Lambda, keras.layers.Wrapper, keras.Model
-        return _is_in_keras(self.operation) and not isinstance(self.operation, kinds)
+        given = [*vars(self.operation).values(), *keras.tree.flatten(self.arguments)]
+        calls_others = any(inspect.isfunction(x) and not is_in_keras(x) for x in given)
+        is_known = is_in_keras(type(self.operation)) and not isinstance(self.operation, kinds)
+        return is_known and not calls_others
 
     def with_input(self, leaf: Any, number: int, tensor: keras.KerasTensor) -> "Call":
         """Returns the call with a tensor of the graph in place of an argument."""
@@ -296,7 +299,7 @@ class Graph:
         """
         layer = call.operation
         is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
-        is_wrapper = isinstance(layer, keras.layers.Wrapper) and _is_in_keras(layer)
+        is_wrapper = isinstance(layer, keras.layers.Wrapper) and is_in_keras(type(layer))
         if not (is_own and self._traced or isinstance(layer, _OF_OPERATIONS)) or (
             call.arguments[1].get("training") or streams_itself(layer) or is_wrapper
         ):
@@ -421,5 +424,6 @@ def _is_default(value):
     return value is None or value is False
 
 
-def _is_in_keras(operation):
-    return type(operation).__module__.startswith("keras.")
+def is_in_keras(defined: Any) -> bool:
+    """Returns whether Keras defines a class or a function."""
+    return defined.__module__.startswith("keras.")

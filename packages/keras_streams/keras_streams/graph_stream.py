@@ -331,6 +331,11 @@ class GraphStream(StreamingMixin):
             has_time = not (steps or signal.is_static)
             check_shape("x", value, (None, *([None] if has_time else []), *signal.shape))
             samples.append(value if has_time else value[:, None])
+        if len({sample.shape[0] for sample in samples} - {None}) > 1:
+            raise ValueError(
+                "All inputs must have the same batch size. Received: "
+                f"x of shapes {[tuple(sample.shape) for sample in samples]}"
+            )
         if steps:
             return samples
         pairs = list(zip(samples, signals, strict=True))
@@ -427,7 +432,9 @@ class Plan:
         if place is None and isinstance(call.operation, numpy_ops.GetItem):
             place = leading_steps(call, self.signals[source])
             readers = [reader.operation for reader in graph.calls if output in reader.inputs]
-            if place and readers and all(isinstance(reader, _FILLS) for reader in readers):
+            is_output = output in keras.tree.flatten(graph.outputs)
+            is_only_filled = all(isinstance(reader, _FILLS) for reader in readers)
+            if place and readers and is_only_filled and not is_output:
                 self._slices[output] = place
                 return True
             fill = next((c.operation for c in graph.calls if source in c.outputs), None)

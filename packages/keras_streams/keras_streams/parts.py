@@ -328,6 +328,8 @@ class Window(Part):
         padding: float = 0.0,
         like: Signal | None = None,
     ):
+        # TensorFlow does not subtract NumPy's integers from others.
+        taps, dilation, stride, left, right = map(int, (taps, dilation, stride, left, right))
         self._function = function
         self._taps, self._dilation, self._stride, self._padding = taps, dilation, stride, padding
         span, block = (taps - 1) * dilation + 1, signal.block

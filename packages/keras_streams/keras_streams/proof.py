@@ -30,6 +30,8 @@ _TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.
 # Values below this share of an operation's inputs are what remains where these cancel: a mean of
 # numbers less their mean is rounding error.
 _CANCELED = 1e-3
+# In place of a tensor's number: the inputs were other random numbers, of about 1.
+_NOISE = -1
 # Fewest steps of a proof, if the model takes any number, and the largest reach that it covers.
 _STEPS = 256
 _LONGEST_REACH = 1024
@@ -192,15 +194,15 @@ def _compare(stream, xs, steps):
     for (error, n, *_), y, wanted in zip(pairs, arrays[::2], arrays[1::2], strict=True):
         tolerance = _TOLERANCES.get(wanted.dtype.name, 0)
         reads = error.call.inputs if isinstance(error, DoesNotStream) else list(sizes)
-        scale = max(_largest(y), _largest(wanted), sizes.get(n, 0.0))
-        scale = max([scale, *(_CANCELED * sizes.get(m, 0.0) for m in reads)]) or 1.0
+        size = 1.0 if n == _NOISE else max((sizes.get(m, 0.0) for m in reads), default=0.0)
+        scale = max(_largest(y), _largest(wanted), sizes.get(n, 0.0), _CANCELED * size) or 1.0
         y, wanted = y.astype("float64"), wanted.astype("float64")
         if y.shape != wanted.shape or not np.allclose(
             y, wanted, rtol=0, atol=tolerance * scale, equal_nan=True
         ):
             raise error
         finite = np.isfinite(wanted)
-        if n is not None and np.any(finite):
+        if n not in (None, _NOISE) and np.any(finite):
             sizes[n] = scale
             difference = float(np.max(np.abs(y - wanted)[finite]) / scale)
             known[n] = max(difference, known.get(n, 0.0))
@@ -232,7 +234,11 @@ def _pairs(stream, xs, steps):
             text = f"for {xs[0].shape[1]} steps it raised {error_summary(error)}"
             if isinstance(part.call.operation, keras.Model):
                 text = part.difference
-            elif stream.length is None and _takes_few_steps(part.call, values):
+            elif (
+                stream.length is None
+                and part.signal.has_time
+                and _takes_few_steps(part.call, values)
+            ):
                 text += " It takes fewer: pass the number, as in to_stream(model, max_context=64)."
             raise part.call.refusal(text) from error
     yield from _of_outputs(stream, values, xs, steps)
@@ -308,8 +314,8 @@ def _of_part(stream, part, values, ends, steps):
     if is_pointwise:
         xs = [x[:, : part.signal.length] if window else x for x in inputs]
         together = call(xs) if window else found
-        for y, wanted in _each_step_alone(stream, part, xs, signals, together):
-            yield error, None, y, wanted
+        for n, y, wanted in _each_step_alone(stream, part, xs, signals, together):
+            yield error, n, y, wanted
     # The last step with outputs, as `advance` and `run` compute them.
     output = part.outputs[0]
     last = output.before(end) - 1
@@ -349,7 +355,10 @@ def _fast(part, function, xs, *arguments):
 
 
 def _each_step_alone(stream, part, inputs, signals, together):
-    """Yields what an operation returns for each step alone, and for all steps together."""
+    """Yields what an operation returns for each step alone, and for all steps together.
+
+    The first of the three is `_NOISE`, or `None` for the stream's own inputs.
+    """
     call, rng = part.call, np.random.default_rng(1)
     steps = next(x.shape[1] for x, s in zip(inputs, signals, strict=True) if not s.is_static)
     noises = [rng.normal(size=(x.shape[0], steps, *x.shape[2:])) for x in inputs]
@@ -387,12 +396,13 @@ def _each_step_alone(stream, part, inputs, signals, together):
         except Exception as error:  # whatever an operation raises that needs more than one step
             text = f"{part.difference} It raised {type(error).__name__} for a single step."
             raise call.refusal(text) from error
-        yield from zip(alone, together, strict=True)
+        n = None if change in (None, _with_integers) else _NOISE
+        yield from ((n, y, wanted) for y, wanted in zip(alone, together, strict=True))
         # Also single steps: with all steps as rows, a sum over the batch equals one over time.
         count = together[0].shape[1]
         for t in () if call.is_of_keras else range(0, count, -(-count // _SINGLE_STEPS)):
             for y, wanted in zip(call([x[:, t : t + 1] for x in xs]), together, strict=True):
-                yield y, wanted[:, t : t + 1]
+                yield n, y, wanted[:, t : t + 1]
 
 
 def _with_noise(x, noise):
@@ -425,12 +435,13 @@ def _of_outputs(stream, values, xs, steps):
     """Yields the pairs of the model's outputs."""
     error = ValueError(
         f"{stream.name} does not stream: its outputs differ from those of its layers, one "
-        "after another. Do not change the outputs of a layer outside `call`."
+        "after another: a layer changes its outputs outside of `call`, or counts all steps."
     )
     plan, window = stream.plan, stream.options.window
-    if stream.length is None and not plan.rows:  # fewer steps, with the same padding
-        spare = xs[0].shape[1] - plan.last_offset - 2 * plan.cycle - _FEW_STEPS
-        length = xs[0].shape[1] - max(spare // plan.cycle, 0) * plan.cycle
+    if stream.length is None:  # fewer steps, with the same padding
+        spare = min(xs[0].shape[1] - plan.last_offset - 2 * plan.cycle, xs[0].shape[1] - 1)
+        spare = max(spare - _FEW_STEPS, spare // 2, 0)
+        length = xs[0].shape[1] - spare // plan.cycle * plan.cycle
         xs, steps = [x[:, :length] for x in xs], min(steps, length)
     signals = zip(xs, plan.inputs, strict=True)
     some = [x[:, 0] if signal.is_static else x[:, :steps] for x, signal in signals]

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams._keras_internals import (
+    all_layers,
     compute_conv_transpose_padding_args_for_jax,
     keras_mask,
     math_ops,
@@ -19,7 +20,7 @@ from keras_streams._keras_internals import (
     numpy_ops,
     sliding_window,
 )
-from keras_streams.graph import CONCATENATIONS, Call, StreamOptions, of_any_rank
+from keras_streams.graph import CONCATENATIONS, Call, StreamOptions, is_in_keras, of_any_rank
 from keras_streams.parts import (
     OR_WINDOW,
     CausalAttention,
@@ -102,6 +103,13 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
             "it combines each step with a value computed from all steps, including later ones. "
             f"Use {_CAUSAL} for that value as well. {OR_WINDOW}"
         )
+    if not signal.has_time or type(operation) is keras.layers.TimeDistributed:
+        is_layer = isinstance(operation, keras.Layer)
+        if is_layer and any(getattr(part, "stateful", False) for part in all_layers(operation)):
+            raise call.refusal(
+                "it carries states from one sequence to the next, of which a step or a window is "
+                "a part. Build it with stateful=False."
+            )
     if not signal.has_time:
         return Pointwise(call, signals)
     reduced = _reduced(call, signal, options)
@@ -120,7 +128,13 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
     if type(operation) is keras.layers.TimeDistributed and len(call.given) == 1:
         return _time_distributed(call, signal)
     makers: list[Callable] = [Protocol] if has_protocol(operation) else []
-    makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
+    if not isinstance(operation, keras.Layer) or is_in_keras(type(operation).call):
+        makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
+    elif isinstance(operation, keras.layers.RNN) and not makers:
+        raise call.refusal(
+            "it has a `call` of its own, which no stream repeats. Put what it does around a layer "
+            "of Keras, or into a cell for keras.layers.RNN."
+        )
     if not makers:
         return Pointwise(call, signals)
     has_mask = call.arguments[1].get("mask") is not None
@@ -501,7 +515,10 @@ def _repeat(call, signal):
     operation, rank = call.operation, 2 + len(signal.shape)
     if operation.axis is None or operation.axis % rank != signal.axis:
         return Pointwise(call, [signal])
-    return _repeated(call, signal, int(operation.repeats))
+    repeats = np.unique(operation.repeats)
+    if len(repeats) > 1:
+        raise call.refusal("it repeats each step another number of times. Repeat all equally.")
+    return _repeated(call, signal, int(repeats[0]))
 
 
 @_streams(numpy_ops.Pad)
@@ -574,7 +591,10 @@ def _reshape(call, signal):
 # Categories
 
 
-@_streams(keras.layers.CategoryEncoding, keras.layers.Discretization, keras.layers.IntegerLookup)
+@_streams(
+    *(keras.layers.CategoryEncoding, keras.layers.Discretization),
+    *(keras.layers.IntegerLookup, keras.layers.StringLookup),
+)
 def _categories(call, signal):
     if signal.shape or call.operation.output_mode != "one_hot":
         return Pointwise(call, [signal])

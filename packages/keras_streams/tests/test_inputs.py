@@ -104,6 +104,24 @@ def test_categories_of_each_step():
     assert set(tokens.flat) == {0, 1, 2, 3}
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_words_of_each_step():
+    words = keras.Input((None,), dtype="string")
+    lookup = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+    model = keras.Model(words, layers.Dense(2)(lookup(words)))
+    x = np.array([["a", "b", "?", "a", "a"]])
+    stream = to_stream(model, example=x)
+    y, _ = stream.prefill(x)
+    np.testing.assert_allclose(y, model(ops.convert_to_tensor(x)), atol=1e-6)
+
+
+def test_all_inputs_have_the_same_rows():
+    a, b = keras.Input((None, 3)), keras.Input((None, 3))
+    stream = to_stream(keras.Model([a, b], a + b))
+    with pytest.raises(ValueError, match="same batch size"):
+        stream.step([noise(2, 3), noise(1, 3)], stream.initial_cache(2))
+
+
 def test_a_value_of_all_steps_and_an_input_without_time():
     x, static = keras.Input((None, 3)), keras.Input((4,))
     y = layers.Concatenate()([layers.GlobalMaxPooling1D()(x), layers.Dense(2)(static)])

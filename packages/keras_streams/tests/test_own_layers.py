@@ -161,6 +161,25 @@ def test_positions_of_a_model_of_fixed_length(make):
     assert np.all(np.isfinite(y[:, :12])) and np.all(np.isnan(y[:, 12:]))
 
 
+class Countdown(layers.Layer):
+    def call(self, x):
+        steps = ops.shape(x)[1]
+        return x + ops.cast(steps - ops.arange(steps), x.dtype)[None, :, None]
+
+
+class Count(layers.Layer):
+    def call(self, x):
+        return x / ops.cast(ops.convert_to_tensor(ops.shape(x)[1]), x.dtype)
+
+
+@pytest.mark.parametrize("layer", [Countdown, Count])
+@pytest.mark.parametrize("max_context", [16, 64])
+def test_a_number_of_all_steps_is_no_position(layer, max_context):
+    x = keras.Input((None, 3))
+    with pytest.raises(ValueError, match="counts all steps"):
+        to_stream(keras.Model(x, layers.Dense(2)(layer()(x))), max_context=max_context)
+
+
 def test_positions_of_a_model_of_any_length():
     x = keras.Input((None, 3))
     model = keras.Model(x, layers.Dense(2)(Positions(40, 3)(x)))

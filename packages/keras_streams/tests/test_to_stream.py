@@ -428,6 +428,16 @@ def normalize_batch(x):
     return inner(x, training=True)
 
 
+def start_as_output(x):
+    start = x[:, :2]
+    return [start, ops.concatenate([ops.zeros_like(start), x], axis=1)]
+
+
+class Clipped(layers.LSTM):
+    def call(self, sequences, initial_state=None, mask=None, training=False):
+        return super().call(ops.clip(sequences, -6, 6), initial_state, mask, training)
+
+
 REFUSED = {
     "both .Bidirectional., operation 2 of 2, in net, does not stream.*Use a forward layer":
         lambda x: layers.Bidirectional(layers.LSTM(2), name="both")(layers.Dense(2)(x)),
@@ -449,6 +459,9 @@ REFUSED = {
         lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
     "concatenate.*joins sequences": lambda x: layers.Concatenate(axis=1)([x, layers.Dense(3)(x)]),
     "get_item.*depends on where the sequence ends": lambda x: layers.Dense(2)(x[:, :3]),
+    "get_item.*operation 1 .*depends on where the sequence ends": start_as_output,
+    "repeats each step another number of times": lambda x: ops.repeat(x, [1, 2] * 4, axis=1),
+    "clipped.*has a `call` of its own": Clipped(2, return_sequences=True),
     "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
     "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
     "subtract.*combines each step.*window=128": lambda x: x - ops.mean(x, axis=1, keepdims=True),
@@ -475,6 +488,14 @@ def test_what_does_not_stream_is_named(match):
     model = keras.Model(x, REFUSED[match](x), name="net")
     with pytest.raises(ValueError, match=match):
         to_stream(model)
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    two = np.int64(2)
+    x = keras.Input((None, 3))
+    y = layers.Conv1D(2, 3, dilation_rate=(two,))(layers.Cropping1D((two, 0))(x[:, two:]))
+    model = keras.Model(x, ops.repeat(layers.MaxPooling1D((two,))(y), np.array([2]), axis=1))
+    check_equal(model, [noise(2, 20, 3)])
 
 
 def test_a_stream_takes_the_names_that_a_model_takes():

@@ -145,6 +145,19 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "window"),
+    [
+        (layers.LSTM(2, stateful=True), (WINDOW, 3), WINDOW),
+        (layers.TimeDistributed(layers.LSTM(2, stateful=True)), (WINDOW, 4, 3), None),
+    ],
+)
+def test_states_go_from_one_sequence_to_the_next(layer, shape, window):
+    x = keras.Input(batch_shape=(2, *shape))
+    with pytest.raises(ValueError, match="carries states.*stateful=False"):
+        to_stream(keras.Model(x, layers.Dense(2)(layer(x))), window=window)
+
+
 @pytest.mark.parametrize("match", REFUSED)
 def test_what_a_window_alone_computes_differently_is_refused(match):
     with pytest.raises(ValueError, match=match):
