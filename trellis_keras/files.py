@@ -169,6 +169,13 @@ def make_writable(folder: str | os.PathLike) -> Path:
     return folder
 
 
+def check_can_write(path: Path) -> None:
+    """Creates the folder of a file if needed; raises ValueError if the file cannot be written."""
+    make_writable(path.parent)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a file.")
+
+
 def read_npz(path: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:
     """Reads an untrusted `.npz` file: no pickle, and no array larger than its data.
 

@@ -156,8 +156,7 @@ def check_file(path: str | os.PathLike) -> None:
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
-    if not path.name.endswith((".keras", ".weights.h5")):
-        raise ValueError(f"A file of weights must end in .keras or .weights.h5. Received: {path}")
+    check_weights_name(path)
     with open_file(path) as file, _name_damaged(path):
         if path.name.endswith(".keras"):
             with _open_keras(file) as archive:
@@ -165,6 +164,12 @@ def check_file(path: str | os.PathLike) -> None:
                 _count_stored(archive)
         else:
             _measure_hdf5(file)
+
+
+def check_weights_name(path: str | os.PathLike) -> None:
+    """Raises ValueError unless a path has the suffix of a file that `check_file` takes."""
+    if not os.fspath(path).endswith((".keras", ".weights.h5")):
+        raise ValueError(f"A file of weights must end in .keras or .weights.h5. Received: {path}")
 
 
 def saved_tokens(path: str | os.PathLike) -> list | None:

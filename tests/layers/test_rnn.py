@@ -476,6 +476,8 @@ def test_bad_layers():
     for layers in ([keras.layers.Dropout(0.1)], gru(), [gru(), keras.layers.Dense(3)]):
         with pytest.raises(ValueError, match="layers"):
             StackedRNN(layers)
+    with pytest.raises((TypeError, ValueError), match="runs forwards only"):
+        keras.layers.Bidirectional(StackedRNN([gru()]))
     for name in ("return_sequences", "return_state", "stateful", "go_backwards"):
         with pytest.raises(ValueError, match=name):
             StackedRNN([gru(), gru(**{name: name not in STATES})])

@@ -23,7 +23,9 @@ from trellis_keras.models import (
     LanguageModel,
     Perplexity,
     PolyphonicModel,
+    SequenceClassifier,
 )
+from trellis_keras.training import Checkpoint
 
 both_backends = pytest.mark.both_backends
 
@@ -452,6 +454,15 @@ def test_tokens_and_sizes_of_any_integer_type():
     history = model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0).history
     assert np.isfinite(history["loss"]).all()
     assert type(model.get_config()["vocabulary_size"]) is int
+
+
+def test_a_model_that_fit_builds_reads_tokens_of_any_length(tmp_path):
+    model = LanguageModel(V, 4, TCN(4, depth=1))
+    model.compile("sgd", **COMPILED)
+    stream = TokenStream(random_tokens(50), 4, 6)
+    model.fit(stream, verbose=0, callbacks=[Checkpoint(tmp_path)])
+    assert tuple(model.get_build_config()["input_shape"]) == (None, None)
+    assert SequenceClassifier.from_model(model, 2).predict(X, verbose=0).shape == (4, 2)
 
 
 # Errors

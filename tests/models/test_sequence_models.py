@@ -435,6 +435,11 @@ def test_class_names_are_labels_and_saved(tmp_path):
     assert by_name[0] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean(), rel=1e-4)
 
 
+def evaluated(model, *batch):
+    """Evaluates a batch of a generator, which is not checked before it is used."""
+    return model.evaluate((batch for _ in range(1)), steps=1, verbose=0)
+
+
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "crossentropy"])
 def test_a_loss_by_its_name_takes_logits(loss):
     model, (x, y) = classifier(), data(False)
@@ -457,10 +462,10 @@ def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):
     for bad in (CLASSES, -1):
         wrong = y.copy()
         wrong.flat[3] = bad
-        assert np.isnan(model.test_on_batch(x, wrong)[0])
+        assert np.isnan(evaluated(model, x, wrong)[0])
         weight = np.ones(y.shape, "float32")
         weight.flat[3] = 0
-        assert np.isfinite(model.test_on_batch(x, wrong, sample_weight=weight)[0])
+        assert np.isfinite(evaluated(model, x, wrong, weight)[0])
 
 
 @both_backends
@@ -469,9 +474,13 @@ def test_outputs_are_nan_until_the_inputs_are_adapted():
     x = X + np.arange(5)[:, None]
     assert np.isnan(model(x)).all()
     model.compile("sgd", run_eagerly=True)
-    for run in (model.predict, lambda x, **options: model.evaluate(x, LABELS, **options)):
+    for run in (
+        lambda x: model.evaluate(x, LABELS, verbose=0),
+        lambda x: model.predict(x, verbose=0),
+        model.predict_on_batch,
+    ):
         with pytest.raises(ValueError, match="adapt"):
-            run(x, verbose=0)
+            run(x)
     model.adapt(array for array in x)
     np.testing.assert_allclose(model.input_normalization.scale, x.std(axis=(0, 1)), rtol=1e-5)
     assert np.isfinite(model.predict(x, verbose=0)).all()
@@ -616,7 +625,11 @@ def test_wrong_data(make, arguments, message):
             run(*arguments, verbose=0)
 
 
-def test_other_wrong_data():
+def test_other_wrong_data(tmp_path):
+    with pytest.raises(ValueError, match="axes"):
+        compiled(classifier()).test_on_batch(X, np.zeros((4, 5), int))
+    with pytest.raises(ValueError, match="must end in .keras or .weights.h5"):
+        classifier().save_weights(tmp_path / "model.weights.json", max_shard_size=1)
     model = compiled(classifier())
     model.build((None, None, 1))
     for call in (model, lambda x: model.evaluate(x, LABELS, verbose=0)):
@@ -635,11 +648,10 @@ def test_other_wrong_data():
 @both_backends
 @pytest.mark.parametrize("units", [(1,), (1, 2)])
 def test_targets_are_not_broadcast_to_the_outputs(units):
-    """Batches of a generator are not checked before they are used."""
     with pytest.raises(ValueError, match="shape of the outputs"):
-        regressor().test_on_batch(X, np.zeros((4, *units)))
+        evaluated(regressor(), X, np.zeros((4, *units)))
     with pytest.raises(ValueError, match="shape of the outputs"):
-        polyphonic().test_on_batch(np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
+        evaluated(polyphonic(), np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
 
 
 @pytest.mark.parametrize("per_step", [False, True])
@@ -647,7 +659,7 @@ def test_one_hot_labels_of_a_generator(per_step):
     """On JAX, Keras computes the metrics first, whose error names the shapes."""
     y = np.eye(CLASSES)[np.zeros((4, 5) if per_step else 4, int)]
     with pytest.raises(ValueError, match="one-hot"):
-        compiled(classifier(per_step=per_step)).test_on_batch(X, y)
+        evaluated(compiled(classifier(per_step=per_step)), X, y)
 
 
 def test_keras_warns_of_a_backbone_that_drops_the_mask():

@@ -18,6 +18,13 @@ from trellis_keras.training import (
 from trellis_keras.training.history import read_history
 
 
+@pytest.mark.parametrize("callback", [HistoryCSV, BestModel])
+def test_a_folder_of_the_name_of_a_file(callback, tmp_path):
+    (tmp_path / "run.keras").mkdir()
+    with pytest.raises(ValueError, match="run.keras is a folder"):
+        callback(tmp_path / "run.keras").on_train_begin()
+
+
 def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     history, best = HistoryCSV("~/new/history.csv"), BestModel("~/new/best.keras")

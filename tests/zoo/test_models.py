@@ -229,6 +229,8 @@ def test_parts_that_the_ablations_take_out():
         ("trellisnet_char", {"groups": 3, "hidden_units": 99}, "that sum to `units`"),
         ("trellisnet_ptb", {"output_units": 9}, "an embedding as wide as the hidden output"),
         ("trellisnet_ptb", {"depth": 8, "aux_every": 9}, "`aux_every`, at most the depth"),
+        ("trellisnet_ptb", {"latent_dropout": 0.1}, "`latent_dropout` needs `experts`"),
+        ("trellisnet_wt103", {"experts": 2}, "either `experts` or `cutoffs`"),
         ("lstm_ptb", {"embedding_dim": 5}, "an embedding as wide as the hidden output"),
         ("lru_char_ptb", {"variant": "full"}, "`variant` must be one of"),
         ("grid_lstm_text8", {"convention": "mine"}, "`convention` must be one of"),

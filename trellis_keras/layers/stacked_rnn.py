@@ -149,7 +149,10 @@ class StackedRNN(StatefulLayer):
     def _run_layer(self, layer, x, states, training, mask):
         """Returns the outputs of a recurrent layer at all steps, and its last states."""
         if not (kernels.enabled() and _runs_in_loop(layer)):
-            return layer(x, initial_state=states, mask=mask, training=training)
+            y, *states = layer(x, initial_state=states, mask=mask, training=training)
+            if mask is not None:  # before the first valid step JAX returns the initial state
+                y = ops.where(ops.cumsum(ops.cast(mask, "int32"), axis=1)[..., None] > 0, y, 0.0)
+            return y, *states
         if states is None:
             states = layer.get_initial_state(ops.shape(x)[0])
         states = _at_least_float32(layer.cell, states)
@@ -199,6 +202,10 @@ class StackedRNN(StatefulLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "StackedRNN":
+        if config.get("go_backwards"):  # asked for by keras.layers.Bidirectional
+            raise ValueError(
+                "A StackedRNN runs forwards only: wrap each of its layers in Bidirectional instead."
+            )
         layers = copy.deepcopy(config["layers"])  # Keras' RNN pops its cell from the config
         layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
         return super().from_config({**config, "layers": layers})

@@ -21,7 +21,7 @@ from trellis_keras._keras_internals import save_to_file
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers.saving import SublayersMixin
 from trellis_keras.models.metrics import MeanLoss
-from trellis_keras.saved_files import README, check_file, check_preset_folder
+from trellis_keras.saved_files import README, check_file, check_preset_folder, check_weights_name
 from trellis_keras.types import Cache, Tensor
 
 if keras.backend.backend() == "tensorflow":
@@ -103,6 +103,12 @@ class BackboneModel(SublayersMixin, keras.Model):
         x, y = self._checked_data(x, y)
         class_weight = self._encode_class_weight(class_weight)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluates as `keras.Model.test_on_batch`, on what `evaluate` takes as data."""
+        return super().test_on_batch(*self._checked_data(x, y), sample_weight, return_dict)
 
     def _checked_data(self, x, y=None):
         """Returns inputs and targets as Keras takes them."""
@@ -215,6 +221,11 @@ class BackboneModel(SublayersMixin, keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def save_weights(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Saves weights as `keras.Model.save_weights` does, but not in several files."""
+        check_weights_name(filepath)
+        super().save_weights(filepath, *args, **kwargs)
 
     def load_weights(
         self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any

@@ -422,6 +422,7 @@ class LanguageModel(TextGenerator, BackboneModel):
         validation = kwargs.get("validation_data")
         validation = validation[:2] if isinstance(validation, (tuple, list)) else [validation]
         self._check_tokens(x, y, *validation)
+        self._build_for_tokens()
         if shuffle is None:
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
         if self._is_stateful:
@@ -441,6 +442,7 @@ class LanguageModel(TextGenerator, BackboneModel):
     ) -> Any:
         """Evaluates as `keras.Model.evaluate` does; a stateful backbone starts from zero states."""
         self._check_tokens(x, y)
+        self._build_for_tokens()
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
         return super().evaluate(x, y, batch_size, *args, **kwargs)
@@ -453,6 +455,15 @@ class LanguageModel(TextGenerator, BackboneModel):
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
         return super().predict(x, batch_size, *args, **kwargs)
+
+    def _checked_data(self, x, y=None):  # tokens outside the vocabulary give NaN in a batch
+        self._build_for_tokens()
+        return x, y
+
+    def _build_for_tokens(self):
+        """Builds the model; Keras would do so, and save it, for the shapes of a batch's targets."""
+        if not self.built:
+            self.build((None, None))
 
     def _check_tokens(self, *sources):
         for source in sources:

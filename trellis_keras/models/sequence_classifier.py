@@ -118,7 +118,7 @@ class SequenceClassifier(SequenceModel):
         Args:
             model: A model of this package, whose backbone has the argument `return_sequences`. The
                 classifier gets a copy of the backbone, and of an embedding or a normalization.
-            num_classes: Positive integer, number of classes.
+            num_classes: Integer of at least 2, number of classes.
             **options: Other arguments of the classifier, except `embedding` and `normalize`, which
                 are the model's.
         """
@@ -148,7 +148,7 @@ class SequenceClassifier(SequenceModel):
             options["normalize"] = True
         classifier = cls(type(old).from_config(config), num_classes, **options)
         built: Any = model.get_build_config()
-        classifier.build(built["input_shape"])
+        classifier.build(built["input_shape"] if embedding is None else (None, None))
         for part in ("embedding", "input_normalization", "backbone"):
             if (new := getattr(classifier, part)) is not None:
                 new.set_weights(getattr(model, part).get_weights())

@@ -386,8 +386,13 @@ class SequenceModel(BackboneModel):
         self,
         x: Any = None,
         y: Any = None,
-        *args: Any,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: list | None = None,
+        validation_split: float = 0.0,
         validation_data: Any = None,
+        shuffle: bool = True,
         class_weight: dict | None = None,
         **kwargs: Any,
     ) -> keras.callbacks.History:
@@ -399,8 +404,8 @@ class SequenceModel(BackboneModel):
             validation_data = (*self._checked_data(inputs, targets), *weights)
         else:
             self._checked_data(validation_data)
-        kwargs |= {"validation_data": validation_data, "class_weight": class_weight}
-        return super().fit(x, y, *args, **kwargs)
+        options = (batch_size, epochs, verbose, callbacks, validation_split, validation_data)
+        return super().fit(x, y, *options, shuffle, class_weight, **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
@@ -411,6 +416,11 @@ class SequenceModel(BackboneModel):
         """Predicts as `keras.Model.predict`, once `adapt` has been called if the model needs it."""
         self.check_adapted()
         return super().predict(x, *args, **kwargs)
+
+    def predict_on_batch(self, x: Any) -> np.ndarray:
+        """Predicts as `keras.Model.predict_on_batch`, after the check of `predict`."""
+        self.check_adapted()
+        return super().predict_on_batch(x)
 
     def _checked_data(self, x, y=None):
         """Returns inputs and targets, those of pandas as arrays and names of classes as numbers."""

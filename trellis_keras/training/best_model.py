@@ -7,6 +7,7 @@ from pathlib import Path
 import keras
 
 from keras_streams.files import atomic_write
+from trellis_keras.files import check_can_write
 from trellis_keras.layers.checks import check_choice
 from trellis_keras.training.callbacks import monitored_value
 from trellis_keras.types import Logs
@@ -47,7 +48,7 @@ class BestModel(keras.callbacks.Callback):
         self.best = state["best"]
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_can_write(self.path)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         value = monitored_value(self, logs)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_streams.files import atomic_write
-from trellis_keras.files import read_text
+from trellis_keras.files import check_can_write, read_text
 from trellis_keras.types import Logs
 
 
@@ -37,7 +37,7 @@ class HistoryCSV(keras.callbacks.Callback):
         self._rows: Any = None  # read at the first epoch of a `fit`
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_can_write(self.path)
         self._rows = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

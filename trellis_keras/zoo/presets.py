@@ -30,7 +30,7 @@ def from_preset(
             - `"hf://user/model"`, a Hugging Face repository with the files of such a folder.
 
             Untrusted files are checked before Keras loads them, see docs/untrusted_input.md.
-        num_classes: Positive integer to get a `SequenceClassifier` for whole sequences, with the
+        num_classes: Integer of at least 2, for a `SequenceClassifier` of whole sequences with the
             preset's backbone (and, for a language model, its embedding) and a new head. Defaults to
             `None`, the preset's own model.
         **options: Other arguments of the `SequenceClassifier`, such as `class_names`, except

@@ -167,6 +167,13 @@ def trellisnet_ptb(
         seed=sub_seed(seed, 10),
         name="trellis",
     )
+    if experts is not None and cutoffs:
+        raise ValueError(
+            "A head has either `experts` or `cutoffs`; cutoffs=() is a full softmax. Received: "
+            f"experts={experts}, cutoffs={cutoffs}"
+        )
+    if experts is None and latent_dropout:
+        raise ValueError(f"`latent_dropout` needs `experts`. Received: {latent_dropout}")
     head = adaptive_softmax(vocabulary_size, cutoffs, seed)
     if experts is not None:
         head = MixtureOfSoftmaxes(
