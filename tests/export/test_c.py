@@ -230,7 +230,7 @@ REFUSED = {
 def test_what_cannot_be_written_is_refused_before_a_file_is(name, tmp_path):
     make, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
-        export(make(), tmp_path / "folder" / name)
+        export(make(), tmp_path / "folder" / name, format="c")
     assert not list(tmp_path.iterdir())
 
 

@@ -117,11 +117,6 @@ def test_wrong_options(model, tmp_path, options, message):
     assert names(tmp_path) == []
 
 
-def test_the_name_of_a_file_is_no_folder(model, tmp_path):
-    with pytest.raises(ValueError, match="pass its `format`"):
-        export(model, tmp_path / "model.c")
-
-
 def test_wrong_models(tmp_path):
     layer = TCN(2, 2, depth=1)
     layer.build((None, None, 2))

@@ -251,7 +251,7 @@ SMALL |= {"cutoffs": (3, 6)}
 def small_recipe(name):
     """A small net of any of the models, and random examples of its benchmark's kind."""
     arguments = zoo.recipe(name).arguments
-    wanted = {k: v for k, v in SMALL.items() if arguments.get(k) is not None}
+    wanted = {k: v for k, v in SMALL.items() if arguments.get(k)}
     recipe = zoo.recipe(name, **wanted)
     if recipe.reads_text:
         context = 0 if recipe.stateful else 2

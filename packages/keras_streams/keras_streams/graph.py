@@ -426,4 +426,4 @@ def _is_default(value):
 
 def is_in_keras(defined: Any) -> bool:
     """Returns whether Keras defines a class or a function."""
-    return defined.__module__.startswith("keras.")
+    return (defined.__module__ or "").startswith("keras.")  # None: made by `exec`
