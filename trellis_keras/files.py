@@ -173,7 +173,7 @@ def check_can_write(path: Path) -> None:
     """Creates the folder of a file if needed; raises ValueError if the file cannot be written."""
     make_writable(path.parent)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, not a file.")
+        raise ValueError(f"{path} is a folder. Pass the path of a file.")
 
 
 def read_npz(path: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:

@@ -63,7 +63,7 @@ def recurrent_loop(
         equations: `LSTM`, `GRU` or `ELMAN`.
         compute_dtype: Dtype of the products' operands.
         mask: Boolean (batch, time). Other steps leave the states unchanged and repeat the output
-            before them, zeros at the start. Defaults to `None`, all steps.
+            before them, the initial state at the start. Defaults to `None`, all steps.
         training: Boolean, whether gradients are computed by a loop of their own, not by automatic
             differentiation. Defaults to `False`.
 
@@ -89,8 +89,6 @@ def recurrent_loop(
         equations=equations,
         compute_dtype=compute_dtype,
     )
-    if valid:
-        y = ops.where(ops.cumsum(valid[0], axis=0) > 0, y, ops.zeros_like(y))
     return ops.transpose(y, (1, 0, 2)), last
 
 

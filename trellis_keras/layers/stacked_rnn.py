@@ -148,18 +148,19 @@ class StackedRNN(StatefulLayer):
 
     def _run_layer(self, layer, x, states, training, mask):
         """Returns the outputs of a recurrent layer at all steps, and its last states."""
-        if not (kernels.enabled() and _runs_in_loop(layer)):
+        if kernels.enabled() and _runs_in_loop(layer):
+            if states is None:
+                states = layer.get_initial_state(ops.shape(x)[0])
+            states = _at_least_float32(layer.cell, states)
+            y, states = recurrent_loop.recurrent_loop(
+                x, states, **_cell_arguments(layer.cell, states), mask=mask, training=training
+            )
+            y = ops.cast(y, layer.compute_dtype)
+        else:
             y, *states = layer(x, initial_state=states, mask=mask, training=training)
-            if mask is not None:  # before the first valid step JAX returns the initial state
-                y = ops.where(ops.cumsum(ops.cast(mask, "int32"), axis=1)[..., None] > 0, y, 0.0)
-            return y, *states
-        if states is None:
-            states = layer.get_initial_state(ops.shape(x)[0])
-        states = _at_least_float32(layer.cell, states)
-        y, states = recurrent_loop.recurrent_loop(
-            x, states, **_cell_arguments(layer.cell, states), mask=mask, training=training
-        )
-        return ops.cast(y, layer.compute_dtype), *states
+        if mask is not None:  # before the first valid step Keras returns zeros, on JAX a state
+            y = ops.where(ops.cumsum(ops.cast(mask, "int32"), axis=1)[..., None] > 0, y, 0.0)
+        return y, *states
 
     # Streaming
 

@@ -46,7 +46,7 @@ def _training():
 
 
 def _fast(epochs, decay_steps):
-    """`setting="fast"`: smaller batches, and one cycle of the learning rate by AdamW."""
+    """`setting="fast"`: smaller batches, AdamW, warm-up and cosine decay."""
     return adamw_cycle(
         2e-3,
         weight_decay=0.02,

@@ -106,7 +106,7 @@ def on_characters(learning_rate, clip_norm):
     )
 
 
-# `setting="fast"`: one cycle of the learning rate, mostly by AdamW.
+# `setting="fast"`: warm-up and cosine decay, mostly with AdamW.
 
 
 def fast_synthetic(epochs, warmup_steps, decay_steps):

@@ -31,7 +31,7 @@ def _on_ptb(clip_norm=0.225):
 
 
 def _fast_ptb():
-    """AdamW, one cycle of the learning rate, 16 levels in the first epochs, less dropout.
+    """AdamW, warm-up and cosine decay, 16 levels in the first epochs, less dropout.
 
     Longer segments, of which a fifth is context, cost less per scored token.
     """
@@ -313,7 +313,7 @@ def trellisnet_wt103() -> None:
 
 
 def _fast_char_ptb():
-    """AdamW, one cycle of the learning rate, 25 levels in the first epochs, less dropout.
+    """AdamW, warm-up and cosine decay, 25 levels in the first epochs, less dropout.
 
     Meant for minutes of a GPU (benchmarks/gpu); it has been rehearsed, but not trained.
     """
@@ -427,7 +427,7 @@ def _on_pixels():
 
 
 def _fast_pixels(epochs, warmup_steps, decay_steps):
-    """AdamW, one cycle of the learning rate, images shifted by up to a pixel."""
+    """AdamW, warm-up and cosine decay, images shifted by up to a pixel."""
     return adamw_cycle(
         3e-3,
         weight_decay=0.01,

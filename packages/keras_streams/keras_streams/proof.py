@@ -435,7 +435,8 @@ def _of_outputs(stream, values, xs, steps):
     """Yields the pairs of the model's outputs."""
     error = ValueError(
         f"{stream.name} does not stream: its outputs differ from those of its layers, one "
-        "after another: a layer changes its outputs outside of `call`, or counts all steps."
+        "after another: a layer changes its outputs outside of `call`, or counts all steps. "
+        "Compute outputs in `call`, from the steps so far."
     )
     plan, window = stream.plan, stream.options.window
     if stream.length is None:  # fewer steps, with the same padding

@@ -103,13 +103,13 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
             "it combines each step with a value computed from all steps, including later ones. "
             f"Use {_CAUSAL} for that value as well. {OR_WINDOW}"
         )
-    if not signal.has_time or type(operation) is keras.layers.TimeDistributed:
-        is_layer = isinstance(operation, keras.Layer)
-        if is_layer and any(getattr(part, "stateful", False) for part in all_layers(operation)):
-            raise call.refusal(
-                "it carries states from one sequence to the next, of which a step or a window is "
-                "a part. Build it with stateful=False."
-            )
+    parts = all_layers(operation) if isinstance(operation, keras.Layer) else []
+    is_alone = not signal.has_time or type(operation) is keras.layers.TimeDistributed
+    if is_alone and any(getattr(part, "stateful", False) for part in parts):
+        raise call.refusal(
+            "it would carry states from one step or window to the next. Build it with "
+            "stateful=False."
+        )
     if not signal.has_time:
         return Pointwise(call, signals)
     reduced = _reduced(call, signal, options)
@@ -132,8 +132,8 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
         makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
     elif isinstance(operation, keras.layers.RNN) and not makers:
         raise call.refusal(
-            "it has a `call` of its own, which no stream repeats. Put what it does around a layer "
-            "of Keras, or into a cell for keras.layers.RNN."
+            "it overrides `call`, which a stream cannot repeat. Do that work in layers around it, "
+            "or in a cell for keras.layers.RNN."
         )
     if not makers:
         return Pointwise(call, signals)
@@ -517,7 +517,7 @@ def _repeat(call, signal):
         return Pointwise(call, [signal])
     repeats = np.unique(operation.repeats)
     if len(repeats) > 1:
-        raise call.refusal("it repeats each step another number of times. Repeat all equally.")
+        raise call.refusal("it repeats steps different numbers of times. Repeat all equally often.")
     return _repeated(call, signal, int(repeats[0]))
 
 

@@ -154,7 +154,7 @@ REFUSED = {
 )
 def test_states_go_from_one_sequence_to_the_next(layer, shape, window):
     x = keras.Input(batch_shape=(2, *shape))
-    with pytest.raises(ValueError, match="carries states.*stateful=False"):
+    with pytest.raises(ValueError, match="would carry states.*stateful=False"):
         to_stream(keras.Model(x, layers.Dense(2)(layer(x))), window=window)
 
 
