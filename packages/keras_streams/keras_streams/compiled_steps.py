@@ -73,9 +73,10 @@ def compiled_step(
         layer: Stream, or built layer or model that `to_stream` supports. Start with the
             `initial_cache` of the stream.
         frozen: Boolean, whether to compile the current weights into the program as constants.
-            Weight normalization is then computed once, which makes the steps of a TCN
-            faster; those of a `TrellisLayer` may be slower.
-            Millions of weights take long to compile. Defaults to `False`.
+            Weight normalization is then computed once. On TensorFlow, small steps may become
+            slower, because XLA spreads the many operations of a `TrellisLayer` over threads:
+            `tf.config.threading.set_intra_op_parallelism_threads(1)` prevents it. Millions of
+            weights take long to compile. Defaults to `False`.
 
     Returns:
         A function of x and cache, tensors or arrays. The cache comes from `initial_cache` or
