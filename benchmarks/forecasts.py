@@ -8,11 +8,12 @@
 The series of `forecast_series.csv` come with these packages; long ones are cut to their last two
 years of hours. All forecasts start from the same origins, spread evenly over the last quarter of a
 series. Forecasters are fitted on all rows before each (the models of statsforecast on at most
-1,000), but LightGBM and N-HiTS once, on the rows before the first origin. The defaults were chosen
-on the series called `choosing`; those called `held out` and `new` are reported. A row of the CSV
-file has a series, a forecaster, its mean absolute error, the share of values in its 80 % band and
-the band's interval score (means over the origins), and the seconds that it took. Existing rows are
-not computed again, and short series come first.
+1,000, AutoETS without a season of more than 24 steps), but LightGBM and N-HiTS once, on the rows
+before the first origin. The defaults were chosen on the series called `choosing`; those called
+`held out` and `new` are reported. A row of the CSV file has a series, a forecaster, its mean
+absolute error, the share of values in its 80 % band and the band's interval score (means over the
+origins), and the seconds that it took. Existing rows are not computed again, and short series come
+first.
 
 "without ..." are our forecasts without one of their parts.
 """

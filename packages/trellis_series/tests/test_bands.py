@@ -82,6 +82,13 @@ def test_short_series_have_bands_that_say_how_little_is_known(n):
         assert n > 20 or (width >= 1.2 * steps).all()
 
 
+def test_an_outage_before_a_window_leaves_origins_without_values():
+    y = pd.Series(np.sin(np.arange(210.0)) + 5)
+    y[30:190] = np.nan
+    found = Forecasts(5, network=None).cross_validation(y, 2)
+    assert np.isfinite(found[["ours", "ours-lo-80", "ours-hi-80"]]).all(axis=None)
+
+
 @pytest.mark.parametrize("y", [np.zeros(50), np.full(50, 3.0), np.arange(50.0), np.eye(50)[49]])
 def test_series_without_noise(y):
     found = Forecasts(4).fit(pd.Series(y)).predict().drop(columns="unique_id")

@@ -133,6 +133,10 @@ def test_windows_encoding(read):
 def test_an_index_stands_for_the_times():
     assert first_forecast(frame().set_index("ds")) == pd.Timestamp("2024-01-06")
     assert first_forecast(frame().set_index("ds")["y"]) == pd.Timestamp("2024-01-06")
+    two = pd.concat([frame().assign(unique_id=name) for name in "ab"])
+    for index in ("unique_id", ["unique_id", "ds"]):
+        found = Forecasts(1, network=None).fit(two.set_index(index)).predict()
+        assert found["unique_id"].tolist() == ["a", "b"]
     named = frame()["y"].rename_axis("row")
     assert first_forecast(named) == first_forecast(named.rename(str)) == len(VALUES)
 

@@ -42,7 +42,7 @@ def test_a_meter_keeps_its_precision():
 def test_seasons_of_the_calendar():
     expected = {"h": [24, 168], "30min": [48, 336], "min": [1440], "s": [], "D": [7], "B": [5]}
     expected |= {"W-SUN": [52], "MS": [12], "ME": [12], "BME": [12], "2MS": [6], "QS": [4]}
-    expected |= {"YS": [], 1: [], "7D": [52], "14D": [26], "30D": []}
+    expected |= {"YS": [], 1: [], "7D": [52], "14D": [26], "30D": [], "bh": [8, 40]}
     assert {freq: calendar_seasons(freq) for freq in expected} == expected
     months = "MS", "BMS", "CBMS", "WOM-1MON", "LWOM-FRI"
     assert {freq: calendar_seasons(freq) for freq in months} == dict.fromkeys(months, [12])
@@ -266,6 +266,13 @@ def test_files_keep_the_kind_of_the_times(times, tmp_path):
     pd.testing.assert_frame_equal(Forecasts.load(tmp_path / "kept").predict(), forecasts.predict())
 
 
+def test_files_refuse_times_whose_zone_has_no_name(tmp_path):
+    times = pd.date_range("2024-01-01", periods=40, tz="dateutil/Europe/Berlin")
+    with pytest.raises(ValueError, match="zone.*tzfile"):
+        Forecasts(3, network=None).fit(pd.Series(DAY[:40], times)).save(tmp_path / "kept")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_days_begin_at_midnight_though_clocks_skip_it():
     days = pd.date_range("2024-07-01", periods=76)
     days = days.tz_localize("America/Santiago", nonexistent="shift_forward")
@@ -314,14 +321,19 @@ def test_damaged_files_are_named(fitted, tmp_path, name):
         {"levels": None},
         {"network": "tcn"},
         {"past": "temperature"},
-        {"past": ["y"]},
     ],
 )
 def test_wrong_arguments_are_named(options):
-    with pytest.raises(
-        ValueError, match="one role" if options == {"past": ["y"]} else next(iter(options))
-    ):
+    with pytest.raises(ValueError, match=next(iter(options))):
         Forecasts(**options)
+
+
+def test_columns_have_one_role_and_no_name_of_a_forecast():
+    with pytest.raises(ValueError, match="one role"):
+        Forecasts(past=["y"])
+    for name in ("ours-lo-80", "naive", "cutoff"):
+        with pytest.raises(ValueError, match=name):
+            Forecasts(id_col=name)
 
 
 def test_forecasts_need_a_fit():
@@ -336,6 +348,12 @@ def test_pictures_have_history_forecast_and_band(fitted):
     figure = fitted.plot(max_insample_length=50)
     assert sum(bool(ax.lines) for ax in figure.axes) == 2
     assert all(ax.collections for ax in figure.axes)
+
+
+@pytest.mark.parametrize("dtype", [object, str])
+def test_pictures_show_numbers_of_any_dtype(dtype):
+    written = noisy(60).astype({"y": dtype})
+    assert Forecasts(6, network=None).fit(written).plot(written).axes
 
 
 def test_pictures_mark_where_the_forecast_begins():

@@ -47,8 +47,11 @@ def test_times_of_any_kind_are_continued(times):
 )
 def test_integers_are_dates_if_all_of_them_are(numbers, expected):
     table = pd.DataFrame({"ds": numbers, "y": np.arange(len(numbers)) % 5.0})
-    found = Forecasts(1, network=None).fit(table).predict()["ds"][0]
+    forecasts = Forecasts(1, network=None).fit(table)
+    found = forecasts.predict()["ds"][0]
     assert found == (expected if isinstance(expected, int) else pd.Timestamp(expected))
+    following = pd.DataFrame({"ds": [found], "y": [1.0]})
+    assert forecasts.update(following).predict()["ds"][0] > found
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
@@ -57,6 +60,13 @@ def test_frequencies_are_found_beside_gaps(zone):
         times = pd.date_range("2001-01-31", periods=60, freq=freq, tz=zone)
         found = infer_freq(times.delete([20, 33, 34]))
         assert pd.date_range(times[0], times[-1], freq=found).equals(times)
+
+
+@pytest.mark.parametrize(("first", "expected"), [(8, "h"), (9, "bh")])
+def test_business_hours_are_those_of_pandas_or_hours(first, expected):
+    times = pd.date_range("2024-01-01", periods=60 * 24, freq="h")
+    is_open = (times.hour >= first) & (times.hour < first + 8) & (times.day_of_week < 5)
+    assert infer_freq(times[is_open]) == expected
 
 
 @pytest.mark.parametrize(("freq", "wrong"), [("h", "2024-01-03 02:07"), ("s", "1924-01-01")])
@@ -164,6 +174,8 @@ def test_columns_may_have_any_names(tmp_path):
     [
         ("y", [1.0, np.inf, 2, 3], "'y'.*: inf"),
         ("y", [1.0, "many", 2, 3], "'y'"),
+        ("y", pd.to_timedelta([1, None, 2, 3], "h"), "'y'.*: Timedelta"),
+        ("y", [1.0, 2j, 3, 4], "'y'.*: .*j"),
         ("x", [1.0, np.inf, 2, 3], "'x'.*: inf"),
         ("ds", [0, 1, 1, 2], "two rows.*--series COLUMN"),
         ("unique_id", ["a", None, "a", "a"], "'unique_id'"),
@@ -229,6 +241,11 @@ def test_numbers_are_scaled_by_the_mean_and_deviation_of_the_known_ones():
     frame = pd.DataFrame({"load": [1.0, 3.0, np.nan, 8.0]})
     ((mean, deviation),) = find_encoding(frame, ["load"]).values()
     np.testing.assert_allclose([mean, deviation], [4, np.sqrt(26 / 3)])
+
+
+def test_numbers_of_dtype_object_are_numbers():
+    frame = pd.DataFrame({"x": [1.5, None, 4.5]}, dtype=object)
+    assert find_encoding(frame, ["x"])["x"] == [3.0, 1.5]
 
 
 def test_a_constant_number_is_not_scaled_by_its_rounding():

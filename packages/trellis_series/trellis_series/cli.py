@@ -27,7 +27,7 @@ _WINDOWS = 5  # of the backtest, unless a series is too short
 _WORST = 5  # series named under the table
 _ROUNDING = 1e-12  # of the values: the error of a forecast that is exact
 _RIVALS = ("AutoETS", "AutoTheta")  # of statsforecast
-_RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
+_RIVAL_ROWS, _RIVAL_SERIES, _RIVAL_SEASON = 1_000, 20, 24  # at most; the season of AutoETS
 _HISTORY = 5  # horizons in the picture, before the backtest
 _STEP = "step"  # the column of times of a file without one
 _KINDS = ("ours", "naive")
@@ -311,7 +311,8 @@ def _with_rivals(forecasts, frame, found):
         for cutoff, rows in found[found[columns.id] == series.name].groupby("cutoff"):
             history = y[: series.times.get_loc(cutoff) + 1][-_RIVAL_ROWS:]
             for name in _RIVALS:
-                model = getattr(models, name)(season_length=season if season <= 24 else 1)
+                has_season = name != "AutoETS" or season <= _RIVAL_SEASON
+                model = getattr(models, name)(season_length=season if has_season else 1)
                 found.loc[rows.index, name] = model.forecast(y=history, h=len(rows))["mean"]
     return found
 

@@ -84,6 +84,7 @@ class Fitting:
         if first < n:
             count = int(np.clip(n // _APART, _ORIGINS, _MOST_ORIGINS))
             past = np.unique(np.linspace(first, n - h, count).astype(int))
+            past = past[self.known[past[:, None] + np.arange(h)].any(axis=1)]
         self.origins = np.append(past, n)
         ahead = past[:, None] + np.arange(h)
         self.actual = np.where(self.known[ahead], self.y[ahead], np.nan)

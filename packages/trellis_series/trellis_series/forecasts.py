@@ -1,10 +1,11 @@
 """Forecasts of the series of a data frame, with bands."""
 
 import copy
-import numbers
 import os
+import re
 import warnings
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ from trellis_series.panel import (
     Columns,
     History,
     known_scales,
+    numbers,
     read_future,
     read_panel,
     to_frame,
@@ -103,11 +105,11 @@ class Forecasts:
         used = [id_col, time_col, target_col, *self.columns.covariates]
         if len(set(used)) < len(used):
             raise ValueError(f"A column can have one role only. Received: {used}")
-        written = {"ours", "naive", "cutoff"} & {id_col, time_col, target_col}
-        if written:
-            raise ValueError(
-                f"The forecasts have a column {written.pop()!r} of their own. Rename the table's."
-            )
+        for name in (id_col, time_col, target_col):
+            if re.fullmatch("cutoff|(ours|naive)(-(lo|hi)-.*)?", str(name)):
+                raise ValueError(
+                    f"The forecasts have a column {name!r} of their own. Rename the table's."
+                )
         self.freq = freq
         self.season: list[int] | None = None
         if season is not None:
@@ -422,6 +424,7 @@ class Forecasts:
         forecasts = self.predict() if forecasts is None else forecasts
         frame = self._recent() if df is None else to_frame(df, columns)
         known = self._drawable(frame[[columns.id, columns.time, columns.target]])
+        known[target] = numbers(known[target])
         ahead = self._drawable(forecasts.drop(columns=["cutoff", columns.target], errors="ignore"))
         figure = plot_series(known, ahead, **{"level": list(self.levels), **options, **roles})
         last = known.dropna(subset=target).groupby(series, observed=True)[time].max()
@@ -563,7 +566,7 @@ def _warn_of_negative(name, model, y):
 def check_levels(levels: Any) -> tuple[float, ...]:
     """Returns percentages, whole ones as integers, as the names of columns have them."""
     found: tuple = tuple(levels) if np.iterable(levels) else (levels,)
-    if not all(isinstance(p, numbers.Real) and 1 <= float(p) < 100 for p in found):
+    if not all(isinstance(p, Real) and 1 <= float(p) < 100 for p in found):
         raise ValueError(
             "`levels` must be percentages of 1 or more and below 100, such as (80, 95). Received: "
             f"{levels!r}"

@@ -71,11 +71,10 @@ def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
         data = pd.Series(data).to_frame(columns.target)
         if data.index.nlevels == 1 and not isinstance(data.index, _TIME_INDEXES):
             data = data.reset_index(drop=True).rename_axis(columns.time)
-    if columns.time not in data.columns:
-        if isinstance(data.index, _TIME_INDEXES):
-            data = data.rename_axis(columns.time)
-        if {columns.time, columns.id} & set(data.index.names):
-            data = data.reset_index()
+    if columns.time not in data.columns and isinstance(data.index, _TIME_INDEXES):
+        data = data.rename_axis(columns.time)
+    if {columns.time, columns.id} & set(data.index.names) - set(data.columns):
+        data = data.reset_index()
     if columns.id not in data.columns and columns.id == Columns.id:
         data = data.assign(**{columns.id: UNNAMED})
     return data
@@ -239,7 +238,7 @@ def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
     """Returns how columns become channels: numbers by mean and deviation, others by categories."""
     found: dict[str, list] = {}
     for name in names:
-        values = frame[name].dropna()
+        values = frame[name].dropna().infer_objects()
         if values.empty:
             raise ValueError(f"The column {name!r} has no values.")
         if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
@@ -289,7 +288,9 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
 
 def numbers(values: pd.Series) -> np.ndarray:
     """Returns a column as float64, with NaN where a value is missing."""
-    found = pd.to_numeric(values, errors="coerce").astype("float64")
+    # As numbers, times would be nanoseconds, and complex numbers their real parts.
+    plain = values.astype(str) if values.dtype.kind in "mMc" else values
+    found = pd.to_numeric(plain, errors="coerce").astype("float64")
     wrong = values[(found.isna() & values.notna()) | np.isinf(found)]
     if len(wrong):
         raise ValueError(

@@ -57,6 +57,13 @@ def save(
             f"The names of saved series must be strings or numbers. Received: {wrong[0]!r}"
         )
     last = pd.Index([model.last for model in models.values()])
+    try:
+        pd.api.types.pandas_dtype(str(last.dtype))
+    except TypeError as error:  # the zones of dateutil have no names
+        raise ValueError(
+            "The zone of saved times must have a name, as after `dt.tz_convert('Europe/Berlin')`. "
+            f"Received: {last.dtype}"
+        ) from error
     times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
     leaves = [leaf for model in models.values() for leaf in _leaves(model._replace(last=0))]
     with atomic_folder(check_folder(path, overwrite)) as folder:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 _NEAR = 1.03  # a season this close to the best one is as good, and the shortest such is taken
-_CALENDAR = {"B": [5], "C": [5], "W": [52], "M": [12], "Q": [4], "Y": [], "A": []}
+_CALENDAR = {"bh": [8, 40], "B": [5], "C": [5], "W": [52], "M": [12], "Q": [4], "Y": [], "A": []}
 _LONGEST = 1_500
 
 
@@ -21,8 +21,8 @@ def calendar_seasons(freq: str | int) -> list[int]:
         step = pd.Timedelta(offset).total_seconds()
     except ValueError:
         name = offset.freqstr.lstrip("0123456789").split("-")[0]
-        kind = re.sub("^(C?B|L?WO)(?=[A-Z])", "", name)[:1]  # BMS, CBMS and WOM are months
-        found = _CALENDAR.get(kind, [])
+        kind = re.sub("^(C?B|L?WO)(?=[A-Z])", "", name)  # BMS, CBMS and WOM are months
+        found = _CALENDAR.get(kind, _CALENDAR.get(kind[:1], []))
         return [s // offset.n for s in found if s % offset.n == 0 and s > offset.n]
     cycles = (86_400, 604_800) if step < 604_800 else (52 * 604_800,)
     return [int(s / step) for s in cycles if s % step == 0 and 1 < s / step <= _LONGEST]

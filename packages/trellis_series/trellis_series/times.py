@@ -95,6 +95,7 @@ def _numbers(values):
     for digits, form in ((8, "%Y%m%d"), (6, "%Y%m")):
         if whole.between(10 ** (digits - 1), 10**digits - 1).all():
             dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
+            dates = dates.dt.as_unit("ns")
             return dates if dates.dt.year.between(1700, 2200).all() else whole
     return whole
 
@@ -202,8 +203,9 @@ def infer_freq(times: pd.Index) -> str | int:
     if times.tz is not None:
         times = _wall(times) if is_daily else times.tz_convert(None)
     found = pd.infer_freq(times)
-    if found is not None:
-        return getattr(found, "freqstr", found)  # pandas 4 returns an offset
+    found = getattr(found, "freqstr", found)  # pandas 4 returns an offset
+    if found is not None and (found != "bh" or times.hour.min() == 9):  # when "bh" begins
+        return found
     months = np.diff(times.year * 12 + times.month)
     for is_edge, name in ((times.is_month_start, "MS"), (times.is_month_end, "ME")):
         if is_edge.all() and months.all():
