@@ -7,7 +7,14 @@ import pandas as pd
 import pytest
 
 from trellis_series import Forecasts
-from trellis_series.bands import calibrate, moving_change, rate_of, student, unit
+from trellis_series.bands import (
+    calibrate,
+    moving_change,
+    rate_of,
+    student,
+    unit,
+    weighted_quantiles,
+)
 from trellis_series.ensemble import first_origin
 
 HORIZON = 12
@@ -116,14 +123,25 @@ def test_the_floor_ends_where_values_are_negative():
     np.testing.assert_allclose(np.array(found)[0], expected)
 
 
+# Each error comes early and late, with a weight that is the same for all.
+ERRORS = np.concatenate([np.linspace(0, 100, 2001), np.linspace(100, 0, 2001)])[:, None]
+
+
 @pytest.mark.parametrize(
     ("level", "independent", "expected"), [(80, 1e9, 80), (80, 9, 83.2), (50, 4, 54), (99, 4, 100)]
 )
 def test_bands_of_few_origins_hold_a_larger_share(level, independent, expected):
     """The finite-sample correction of conformal bands, on errors of 0 to 100."""
-    errors = np.arange(101.0)[:, None]
-    found = calibrate(errors, np.ones(101), independent, [level])
-    np.testing.assert_allclose(found, [[expected]])
+    found = calibrate(ERRORS, np.ones(len(ERRORS)), independent, [level])
+    np.testing.assert_allclose(found, [[expected]], atol=0.05)
+
+
+def test_the_errors_of_later_origins_count_more():
+    errors = np.repeat([1.0, 1, 3, np.nan], 50)[:, None]  # the ones have 5050 / 11325 of the weight
+    for level, expected in ((44, 1), (46, 3)):
+        np.testing.assert_allclose(calibrate(errors, np.ones(200), 1e9, [level]), [[expected]])
+    mean = weighted_quantiles(np.array([5.0, 1, 3]), np.ones(3), np.array([0.25, 0.5, 1.0]))
+    np.testing.assert_allclose(mean, [2, 3, 5])
 
 
 def test_the_unit_is_a_mean_of_changes_over_a_season():
@@ -139,8 +157,8 @@ def test_the_unit_is_a_mean_of_changes_over_a_season():
 def test_the_unit_of_a_quiet_time_has_a_minimum():
     for local, expected in ((0.0, 0.3), (0.2, 0.3), (0.31, 0.31), (4.0, 4.0)):
         np.testing.assert_allclose(unit(local), np.sqrt(expected))
-        factor = calibrate(np.arange(101.0)[:, None], np.full(101, local), 1e9, [80])
-        np.testing.assert_allclose(factor, [[80 / np.sqrt(expected)]])
+        factor = calibrate(ERRORS, np.full(len(ERRORS), local), 1e9, [80])
+        np.testing.assert_allclose(factor, [[80 / np.sqrt(expected)]], rtol=1e-3)
 
 
 def test_bands_without_an_origin_are_those_of_a_random_walk():

@@ -5,10 +5,11 @@ The half width of a band of level p at step k is
     w_k = q(p) s_k sqrt(v)
 
 where v is how much the series changes now, s_k the mean of |e_k| / sqrt(v) over the past origins,
-and q(p) a quantile of the errors in these units, pooled over the steps. The quantile is that of a
-conformal band for the number of independent origins, and for fewer than three of them at least that
-of Student's t. Errors and widths of positive series whose logarithms are forecast better are those
-of the logarithms, so their bands are wider above.
+and q(p) a quantile of the errors in these units, pooled over the steps. The n-th past origin counts
+n times in both, because forecasts improve with the rows that they are fitted to. The quantile is
+that of a conformal band for the number of independent origins, and for fewer than three of them at
+least that of Student's t. Errors and widths of positive series whose logarithms are forecast better
+are those of the logarithms, so their bands are wider above.
 """
 
 from collections.abc import Sequence
@@ -41,15 +42,25 @@ def calibrate(
     """
     u = np.abs(errors) / unit(local)[:, None]
     known = ~np.isnan(u)
-    mean = np.where(known, u, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1) + 1e-9
+    weights = known * np.arange(1, len(u) + 1)[:, None]
+    mean = np.nansum(weights * u, axis=0) / np.maximum(weights.sum(axis=0), 1) + 1e-9
     mean = np.where(known.any(axis=0), mean, mean.max())
     shape = np.convolve(np.pad(mean, 1, mode="edge"), [0.25, 0.5, 0.25], "valid")
-    u = (u / shape)[known]
+    u, weights = (u / shape)[known], weights[known]
     shares = np.array(levels) / 100 * (1 + _CORRECTION / (independent + 1))
-    quantiles = np.quantile(u, np.minimum(shares, 1.0))
+    quantiles = weighted_quantiles(u, weights, shares)
     if independent < FEW:
-        quantiles = np.maximum(quantiles, student(levels, independent) * np.sqrt(np.mean(u**2)))
+        deviation = np.sqrt(np.average(u**2, weights=weights))
+        quantiles = np.maximum(quantiles, student(levels, independent) * deviation)
     return np.outer(quantiles, shape)
+
+
+def weighted_quantiles(u: np.ndarray, weights: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Returns quantiles of u (values,), with equal weights those of `numpy.quantile`."""
+    order = np.argsort(u)
+    below = weights[order].cumsum() - weights[order] / 2
+    below = below - below[0]
+    return np.interp(shares, below / max(below[-1], 1e-9), u[order])
 
 
 def student(levels: Sequence[float], freedom: float) -> np.ndarray:
