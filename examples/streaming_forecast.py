@@ -35,7 +35,7 @@ print(f"An hour is read and {HORIZON} are forecast in {1e3 * np.median(seconds):
 expected = forecasts.update(new).predict()["ours"]
 print(f"Largest difference from predict: {np.abs(forecasted[-1, :, 0] - expected).max():.1e}")
 
-# The forecasts of noon, made 24, 12 and 1 hours before it.
+# The forecasts of noon, made 24 hours, 12 hours and an hour before it.
 figure, axis = plt.subplots(figsize=(11, 3.6), layout="constrained")
 noon = np.arange(36, len(new), 24)
 axis.plot(new["traffic"].to_numpy(), color="black", linewidth=1, label="measured")
@@ -43,7 +43,7 @@ for ahead, color in ((24, "tab:blue"), (12, "tab:orange"), (1, "tab:green")):
     mean, low, high = forecasted[noon - ahead, ahead - 1].T
     place = noon + {24: -1, 12: 0, 1: 1}[ahead]
     bars = np.maximum([mean - low, high - mean], 0)
-    axis.errorbar(place, mean, bars, fmt="o", color=color, label=f"{ahead} hours before")
+    axis.errorbar(place, mean, bars, fmt="o", color=color, label=f"{ahead} h before")
 axis.set(title="Forecasts of noon, with 80 % bands", xlabel="hours", ylabel="vehicles an hour")
-axis.legend(ncols=4, loc="upper center")
+figure.legend(ncols=4, loc="outside lower center")
 figure.savefig("streaming_forecast.png", dpi=120)
