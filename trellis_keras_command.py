@@ -239,7 +239,7 @@ def train(
             devices=devices,
         )
     except KeyboardInterrupt:
-        saved = run.has_run(output)
+        saved = run.saved_state(output) is not None
         then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
         _echo(f"\nInterrupted. {then}", err=True)
         raise
@@ -381,15 +381,19 @@ def generate(
     RUN is a folder of `train`. Tokens appear as they are drawn.
     """
     from trellis_keras.models import LanguageModel
+    from trellis_keras.models.generation import text_pieces
     from trellis_keras.zoo.run import load_best
 
     model = load_best(run, LanguageModel)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
     chosen = _sampler(sampler, model.vocabulary_size, options)
     texts = []
-    for start in prompt or [model.vocabulary.decode([0])]:
+    for start in prompt or []:
         tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
         texts.append(model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop))
+    if not prompt:  # the first token may be a part of a character, which is no text
+        ids = model.generate_stream([0], 1 + length, chosen, seed=seed, stop_tokens=stop)
+        texts.append(text_pieces(model.vocabulary, ids))
     if sampler in ("beam", "contrastive"):
         typer.echo(f"{sampler} compares whole texts, which appear at the end.", err=True)
     try:
@@ -623,10 +627,12 @@ def _parse(words):
             value = rest.pop(0)
         if not option.startswith("--"):
             raise ValueError(f"Expected an option such as --epochs 3. Received: {option!r}")
-        options[option[2:].replace("-", "_")] = _value(value)
+        name = option[2:].replace("-", "_")
+        options[name] = value if name in _TEXTS and value not in _WORDS else _value(value)
     return names, options
 
 
+_TEXTS = ("data_dir", "path", "unknown")  # options that are text, also if it is a number
 _WORDS = {"none": None, "None": None, "True": True, "False": False}
 
 

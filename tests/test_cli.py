@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from tests.support.processes import ROOT, child_environment
 from tests.support.small_runs import TINY, options, write_text
 from trellis_keras import __version__, zoo
 from trellis_keras.data import Vocabulary
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel
 from trellis_keras.training import checkpoint_progress
 from trellis_keras.zoo import environment, evaluation
 from trellis_keras.zoo import run as runs
@@ -116,6 +119,7 @@ def test_list(command, refused):
         (["--jit-compile=true"], "jit_compile", True),
         (["--schedule-epochs", "[5, 6]"], "schedule_epochs", [5, 6]),
         (["--data-dir=/a=b"], "data_dir", "/a=b"),
+        (["--data-dir", "2024"], "data_dir", os.path.abspath("2024")),
         (["--depth", "4", "--depth", "5"], "depth", 5),
     ],
 )
@@ -188,7 +192,7 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
         raise KeyboardInterrupt
 
     monkeypatch.setattr(zoo, "train", interrupt)
-    monkeypatch.setattr(runs, "has_run", lambda folder: has_run)
+    monkeypatch.setattr(runs, "saved_state", lambda folder: {} if has_run else None)
     status, _, err = command("train", "trellisnet_char", "--output", tmp_path / "my run")
     assert status not in (0, 2)
     resume = f"To resume: trellis-keras train --output '{tmp_path / 'my run'}'\n"
@@ -286,6 +290,16 @@ def test_generate(command, refused, finished_run):
     assert "symbols unknown to the vocabulary" in refused("generate", finished_run, "--prompt", "z")
     status, out, _ = command("generate", finished_run, "--length", 2)
     assert status == 0 and len(out) == 1 + 2 + 1  # its first token, which any vocabulary has
+
+
+def test_generation_starts_with_half_a_character(generate, monkeypatch):
+    backbone = TrellisLayer(units=3, depth=2, output_units=2)
+    vocabulary = Vocabulary.from_text("\u3042\u3044" * 9, "byte")
+    model = LanguageModel(len(vocabulary), 2, backbone, vocabulary=vocabulary)
+    model.build((None, None))
+    monkeypatch.setattr(runs, "load_best", lambda *_: model)
+    status, out, err = generate("--length", 2)
+    assert (status, err) == (0, "") and "\ufffd" in out
 
 
 def test_a_model_of_sequences(command, refused, tmp_path):

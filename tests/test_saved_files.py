@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras.data import Vocabulary
-from trellis_keras.layers import LRU, TCN
+from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.layers.recurrent_cell import GateInitializer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.saved_files import check_file, load_model
@@ -71,6 +71,14 @@ def lru(**arguments):
     return keras.saving.serialize_keras_object(LRU(2)) | {"config": {"units": 2, **arguments}}
 
 
+def called(depth):
+    """A model that calls its layers as it is built."""
+    layers = [keras.Input((None, 2)), TrellisLayer(2, 1)]
+    config = keras.saving.serialize_keras_object(keras.Sequential(layers))
+    config["config"]["layers"][1]["config"]["depth"] = depth
+    return config
+
+
 def gru(**arguments):
     initializer = GateInitializer("glorot_uniform", 3, **arguments)
     return keras.saving.serialize_keras_object(keras.layers.GRU(2, kernel_initializer=initializer))
@@ -100,6 +108,7 @@ def test_a_sound_file(saved):
         (put("config", "backbone", value=lru(depth=90_000)), "90,0.* levels"),
         (put("config", "backbone", value=lru(depth=-90_000)), "90,0.* levels"),
         (put("config", "backbone", value=lru(depth=50, cells_per_node=50)), "2,5.* levels"),
+        (put("config", "backbone", value=called(depth=90_000)), "90,0.* levels"),
         (put("config", "backbone", value=gru(fan_in=90_000)), "fan_in=90000 for units=2 draws"),
         (
             put("config", "more", value="x" * 2**20),

@@ -46,8 +46,8 @@ class Job:
     def open(self) -> Iterator["Job"]:
         """Creates and locks the folder, and removes files that a killed process was writing.
 
-        If the block raises before there is progress, what it has written is removed, so that a
-        failed start leaves no trace.
+        If the block raises before there is progress, what it has written is removed, and the folder
+        if it is new.
 
         Raises:
             ValueError: If the folder cannot be written to, is in use by another process, or

@@ -50,7 +50,8 @@ _ANY_CONFIG = 2**20
 _PARTS_PER_ARRAY, _ANY_MODEL = 10, 500
 # Arguments that multiply the number of a layer's weights.
 _REPEATS = ("depth", "transition_depth", "cells_per_node", "gates")
-# Layers whose levels share weights, and cost nothing until they are called.
+# Layers whose levels share weights, and cost nothing until they are called, which these models do.
+_CALLING = ("Sequential", "Functional")
 _TIED = ("trellis_keras>TrellisLayer", "trellis_keras>TruncatedRNN")
 # Number of bytes at the start of an HDF5 file that contain its length.
 _SUPERBLOCK = 52
@@ -347,7 +348,7 @@ def _numbers(config, name=""):
         yield name, abs(config)
 
 
-def _count_parts(config, steps, key="", repeats=1):
+def _count_parts(config, steps, key="", repeats=1, is_called=False):
     """Counts the layers, levels and numbers in lists of a configuration, without shapes.
 
     Args:
@@ -355,6 +356,7 @@ def _count_parts(config, steps, key="", repeats=1):
         steps: Integer, what the layers that Keras unrolls over time count for each.
         key: The key of the part.
         repeats: Integer, how often the part is repeated by the unrolled layers that contain it.
+        is_called: Boolean, whether a model calls the part as soon as it is built.
     """
     if isinstance(config, dict):
         own, name = config.get("config"), config.get("registered_name")
@@ -362,12 +364,16 @@ def _count_parts(config, steps, key="", repeats=1):
             repeats *= steps
         is_keras = config.get("module") == "keras.layers"
         count = repeats if is_keras else int("class_name" in config)
-        if isinstance(own, dict) and name not in _TIED:
+        if isinstance(own, dict) and (is_called or name not in _TIED):
             count += math.prod(abs(own[key]) for key in _REPEATS if isinstance(own.get(key), int))
-        return count + sum(_count_parts(part, steps, key, repeats) for key, part in config.items())
+        is_called = is_called or config.get("class_name") in _CALLING
+        parts = config.items()
+        return count + sum(
+            _count_parts(part, steps, key, repeats, is_called) for key, part in parts
+        )
     if isinstance(config, list):
         numbers = 0 if "shape" in key else sum(type(value) in (int, float) for value in config)
-        return numbers + sum(_count_parts(part, steps, key, repeats) for part in config)
+        return numbers + sum(_count_parts(part, steps, key, repeats, is_called) for part in config)
     return 0
 
 

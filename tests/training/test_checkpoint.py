@@ -143,10 +143,11 @@ def test_the_last_two_checkpoints_are_kept(tmp_path):
     options = {"validation_data": None, "batch_size": 32}
     fit(make_model(), 3, Checkpoint(tmp_path), **options)
     (tmp_path / "epoch-0009.npz").write_bytes(b"damaged")
+    (tmp_path / "epoch-0010.npz").mkdir()
     with pytest.warns(UserWarning, match="epoch-0009.npz is not a checkpoint"):
         fit(make_model(), 4, Checkpoint(tmp_path), **options)
     # A newer epoch, of an earlier run, does not count as an older one.
-    assert [int(name[6:10]) for name in sorted(os.listdir(tmp_path))] == [3, 4, 9]
+    assert [int(name[6:10]) for name in sorted(os.listdir(tmp_path))] == [3, 4, 9, 10]
 
 
 # What is refused

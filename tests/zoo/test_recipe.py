@@ -415,6 +415,7 @@ def test_data_that_a_model_cannot_be_trained_on():
         ("tcn_ptb", {"nesterov": "no"}),
         ("tcn_ptb", {"schedule_strict": "off"}),
         ("tcn_jsb", {"setting": "fast", "learning_rate": "abc"}),
+        ("tcn_jsb", {"transpose": True}),
         ("tcn_jsb", {"setting": "fast", "ema_momentum": "abc"}),
     ],
 )

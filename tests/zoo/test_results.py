@@ -209,7 +209,13 @@ RECIPE = '{"recipe": {"name": "tcn_adding", "arguments": '
         ("[" * 100_000, "holds no results of a model"),
         ('{"recipe": {"name": 3, "arguments": {}}}', "holds no results of a model"),
         ('{"recipe": {"name": "tcn_adding"}}', "holds no results of a model"),
-        (RECIPE + "{}}}", "were trained with kernel_size=None, not 8"),
+        (RECIPE + "{}}}", "holds no results of a model.*'other_seeds'"),
+        (RECIPE + '{}}, "other_seeds": [], "test": null}', "its test is no number"),
+        (RECIPE + '{}}, "other_seeds": {}, "test": 1}', "other seeds are not a list"),
+        (
+            RECIPE + '{}}, "other_seeds": [], "test": 1, "parameters": 1}',
+            "were trained with kernel_size=None, not 8",
+        ),
     ],
 )
 def test_damaged_results(tmp_path, monkeypatch, content, message):
@@ -227,7 +233,8 @@ def test_weights_that_are_not_the_published_ones(tmp_path, monkeypatch):
         zoo.tcn_jsb(weights="pretrained")
     (tmp_path / "tcn_jsb").mkdir()
     recipe = zoo.recipe("tcn_jsb").to_dict()
-    content = json.dumps({"recipe": recipe, "weights_sha256": "0"})
+    figures = {"test": 8.1, "parameters": 3, "other_seeds": []}
+    content = json.dumps({"recipe": recipe, **figures, "weights_sha256": "0"})
     (tmp_path / "tcn_jsb" / RESULTS).write_text(content)
     (tmp_path / "tcn_jsb" / WEIGHTS).write_bytes(b"others")
     with pytest.raises(ValueError, match="not the zoo's file"):

@@ -160,6 +160,23 @@ def test_another_precision_goes_on(tmp_path):
     assert [row["epoch"] for row in read_history(run / "history.csv")] == ["1", "2"]
 
 
+def test_a_finished_run_keeps_its_recipe(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    before = runs.read_recipe(run)
+    zoo.train(before.replace(epochs=1, dtype_policy="mixed_bfloat16"), run, verbose=0)
+    assert runs.read_recipe(run) == before
+
+
+@pytest.mark.parametrize("damage", ["lost", "another"])
+def test_a_history_without_losses_is_named(finished_run, tmp_path, damage):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    (run / "history.csv").unlink()
+    if damage == "another":
+        (run / "history.csv").write_text("epoch,loss\n1,2\n")
+    with pytest.raises((FileNotFoundError, ValueError), match="history.csv.*(lost|val_loss)"):
+        zoo.train(runs.read_recipe(run), run, verbose=2)
+
+
 def test_another_model_is_refused(tmp_path, finished_run):
     run = shutil.copytree(finished_run, tmp_path / "run")
     recipe = json.loads((run / "recipe.json").read_text())
@@ -410,9 +427,9 @@ def test_a_first_step_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match="out of memory"):
             zoo.train(tiny_recipe(tmp_path), run, verbose=0)
     assert [path.name for path in run.iterdir()] == ["notes.txt"]
-    assert not runs.has_run(run)
+    assert runs.saved_state(run) is None
     zoo.train(tiny_recipe(tmp_path, depth=4, epochs=1), run, verbose=0)
-    assert runs.has_run(run)
+    assert runs.saved_state(run)
 
 
 # One process at a time

@@ -206,8 +206,9 @@ class ExampleStream(keras.utils.PyDataset):
 class SequenceStream(ExampleStream):
     """Batches `(x, y, weight)` of sequences of equal length.
 
-    Every example counts once per epoch: the last batch is padded with examples of weight 0. Keras'
-    `weighted_metrics` leave them out; its `metrics` and `predict` do not.
+    Every example counts once per epoch: the last batch is padded with examples of weight 0. The
+    losses of this package's models and Keras' `weighted_metrics` leave them out; Keras' `metrics`
+    and `predict` do not, and its losses divide by the padded batch size.
 
     Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so resumed training sees the
     same batches. Pass the callback `EpochOrder` to `fit`, so that resumed training continues with

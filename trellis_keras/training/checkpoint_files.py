@@ -82,7 +82,7 @@ def numbered(directory: Path) -> list[tuple[tuple[int, int], Path]]:
     """Returns the checkpoints as ((epoch, batch), path), oldest first."""
     if not directory.is_dir():
         return []
-    paths = (path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name))
+    paths = (p for p in directory.iterdir() if _FILE_NAME.fullmatch(p.name) and p.is_file())
     return sorted((_number(path), path) for path in paths)
 
 

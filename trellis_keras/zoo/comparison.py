@@ -22,10 +22,12 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
         {name: json.dumps(value).strip('"') for name, value in recipe.options().items()}
         for recipe in recipes
     ]
-    histories = [_history(folder) for folder in folders]
+    histories = [runs.finished_epochs(folder) for folder in folders]
     best = [runs.best_epoch(history) for history in histories]
     metrics = dict.fromkeys(key for row in best for key in row if key.startswith("val_"))
-    names = dict.fromkeys(name for own in settings for name in own if name != "data_checksum")
+    names = dict.fromkeys(name for own in settings for name in own)
+    for name in ("data_checksum", "epochs"):  # the latter is a column anyway
+        names.pop(name, None)
     differing = [name for name in names if len({own.get(name, "-") for own in settings}) > 1]
     rows = [("run", "model", "parameters", "epochs", "best", *metrics, *differing)]
     for folder, recipe, own, history, row in zip(
@@ -47,7 +49,7 @@ def draw(
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel="validation loss")
     for folder in folders:
-        history = _history(folder)
+        history = runs.finished_epochs(folder)
         epochs = [row["epoch"] for row in history]
         marker = "o" if len(history) == 1 else None
         axes.plot(epochs, [row["val_loss"] for row in history], label=str(folder), marker=marker)
@@ -57,15 +59,3 @@ def draw(
         text.set_parse_math(False)  # names of folders may contain $
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
-
-
-def _history(folder):
-    runs.read_recipe(folder)
-    rows = runs.history(folder)
-    if not rows:
-        raise FileNotFoundError(
-            f"{folder} has no history.csv: the run has not finished an epoch yet."
-        )
-    if "val_loss" not in rows[0]:
-        raise ValueError(f"{folder}/history.csv has no column val_loss.")
-    return rows

@@ -12,6 +12,8 @@ import os
 import pathlib
 from typing import Any
 
+from trellis_keras.files import read_json
+
 WEIGHTS = "weights.weights.h5"
 RESULTS = "results.json"
 COSTS = "costs.json"
@@ -149,6 +151,11 @@ def read_run(path: pathlib.Path) -> Run:
         recipe = results["recipe"]
         if not isinstance(recipe["name"], str) or not isinstance(recipe["arguments"], dict):
             raise ValueError("its recipe has no name or no arguments")
+        if not isinstance(results["other_seeds"], list):
+            raise ValueError("its other seeds are not a list")
+        for name in ("test", "parameters"):
+            if type(results[name]) not in (int, float):
+                raise ValueError(f"its {name} is no number")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} holds no results of a model: {error!r}") from error
     folder = path.parent
@@ -161,4 +168,4 @@ def read_costs() -> dict[str, Any]:
     path = assets_folder() / COSTS
     if not path.is_file():
         return {"machine": {}, "models": {}}
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path, "a table of costs")

@@ -77,11 +77,6 @@ def saved_state(folder: str | os.PathLike) -> dict[str, Any] | None:
     return None if found is None else found[1]
 
 
-def has_run(folder: str | os.PathLike) -> bool:
-    """Returns whether there is a run in `folder` that can be resumed."""
-    return saved_state(folder) is not None
-
-
 def epochs_done(folder: str | os.PathLike) -> int:
     """Returns the number of epochs after which the run in `folder` would resume."""
     return (saved_state(folder) or {"epoch": 0})["epoch"]
@@ -114,6 +109,20 @@ def history(folder: str | os.PathLike) -> list[dict[str, float]]:
     """Returns the rows of a run's history, with NaN for missing values."""
     rows = read_history(_path(folder, HISTORY))
     return [{key: float(value or "nan") for key, value in row.items()} for row in rows]
+
+
+def finished_epochs(folder: str | os.PathLike) -> list[dict[str, float]]:
+    """Returns the rows of a run's history, of which there must be one or more with a `val_loss`."""
+    read_recipe(folder)
+    rows = history(folder)
+    if not rows:
+        raise FileNotFoundError(
+            f"{folder} has no {HISTORY}: the run has not finished an epoch yet, or the file is "
+            "lost."
+        )
+    if "val_loss" not in rows[0]:
+        raise ValueError(f"{_path(folder, HISTORY)} has no column val_loss.")
+    return rows
 
 
 def best_epoch(rows: list[dict[str, float]]) -> dict[str, float]:

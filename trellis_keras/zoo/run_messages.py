@@ -16,7 +16,7 @@ from trellis_keras.scoring import METRICS
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.checkpoint_files import latest_checkpoint
 from trellis_keras.zoo.registry import Recipe
-from trellis_keras.zoo.run import BEST, CHECKPOINTS, FILES, best_epoch, history, resuming
+from trellis_keras.zoo.run import BEST, CHECKPOINTS, FILES, best_epoch, finished_epochs, resuming
 
 
 def describe(recipe: Recipe, model: keras.Model, loaded: Any, *, is_new: bool) -> str:
@@ -57,7 +57,7 @@ def describe(recipe: Recipe, model: keras.Model, loaded: Any, *, is_new: bool) -
 
 def describe_end(recipe, folder):
     """Returns lines that say what a run has reached and written, and how to continue."""
-    rows = history(folder)
+    rows = finished_epochs(folder)
     best = best_epoch(rows)
     reached = (f"{k} {value:.4g}" for k, value in best.items() if k.startswith("val_"))
     others = sorted(path.name for path in folder.iterdir() if path.name in FILES - {BEST})

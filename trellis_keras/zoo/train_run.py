@@ -1,7 +1,6 @@
 """Trains a recipe in a run folder, or resumes the run there."""
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -117,7 +116,9 @@ def train(
         if parallel.process_index():
             folder, verbose = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
         # The folder is locked, and a failed start leaves nothing in it.
-        stack.enter_context(Job(folder, run.FILES, functools.partial(run.has_run, folder)).open())
+        stack.enter_context(
+            Job(folder, run.FILES, lambda: run.saved_state(folder) is not None).open()
+        )
         _share(folder)
         state = run.saved_state(folder)
         recipe = _continued(recipe, folder, state)
@@ -231,7 +232,8 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
 
     # After the checkpoint, which rejects a model other than the run's.
     def write_records(logs):
-        run.write_recipe(recipe, folder)
+        if not (is_finished and _was_finished(folder, state)):  # else nothing is trained
+            run.write_recipe(recipe, folder)
         if not is_finished:
             record(folder / run.ENVIRONMENT, recipe.dtype_policy, epochs, batches)
 
@@ -264,6 +266,12 @@ def _fit(recipe, model, loaded, folder, state, observed, callbacks, verbose, lim
             fit(RestOfEpoch(train_stream, batches), stop)
         if not (batches and limit is not None and limit.stopped):
             fit(train_stream)
+
+
+def _was_finished(folder, state):
+    """Returns whether a run is complete by its own recipe, which may have other epochs."""
+    is_known = (folder / run.RECIPE).exists()
+    return is_known and is_complete(state, run.read_recipe(folder).training.epochs)
 
 
 def observers(

@@ -113,13 +113,13 @@ class Training:
         check_positive(batch_size=self.batch_size, epochs=self.epochs)
         own = _arguments(self.optimizer)
         rate = own["learning_rate"]
-        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
+        if type(rate) not in (int, float) or not 0 < rate < math.inf:
             raise ValueError(f"`learning_rate` must be positive. Received: {rate!r}")
         # Keras' optimizers take any number, and do not clip with a norm of 0 or less.
         limited = {name: own.get(name) for name in ("clip_norm", "weight_decay", "warmup_steps")}
         given = {name: value for name, value in limited.items() if value is not None}
         for name, value in (given | dict(self.stream)).items():
-            is_number = isinstance(value, numbers.Real)
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not is_number or not value >= 0 or (name == "clip_norm" and value == 0):
                 wanted = "positive" if name == "clip_norm" else "0 or more"
                 raise ValueError(f"`{name}` must be a number, {wanted}. Received: {value!r}")
@@ -389,7 +389,7 @@ def _make(part, kind, arguments):
 def _cycle(arguments):
     """Returns the learning rate of the result of `_arguments`: a number, or a cosine."""
     rate, decay_steps = arguments["learning_rate"], arguments.get("decay_steps")
-    rate = float(rate) if isinstance(rate, int) else rate  # Keras takes no integer
+    rate = float(rate) if type(rate) is int else rate  # Keras takes no integer
     if decay_steps is None:
         if arguments.get("warmup_steps"):
             raise ValueError("`warmup_steps` needs `decay_steps`.")

@@ -37,6 +37,8 @@ def test_a_data_set_is_not_replaced():
         ("text", {"unti": "word"}, "option of the data set 'text'.*'unti'; .* mean 'unit'"),
         ("ptb", {"first": 9}, r"Received: 'first'; known: \[\]"),
         ("text", {}, "'text' needs the option `path`"),
+        ("text", {"path": 5}, "`path` must be .*path=5"),
+        ("text", {"path": "a", "unit": "word", "unknown": []}, r"`unknown` must be .*\[\]"),
         ("adding", {}, "needs the option `T`"),
     ],
 )

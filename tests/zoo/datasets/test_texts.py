@@ -268,7 +268,7 @@ def test_an_unknown_word_for_other_texts(path, word, place):
         (b"abc\xff" * 90, {}, ValueError, 'my.txt is not UTF-8.*0xff at offset 3.*unit="byte"'),
         (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
         (b"abc" * 90, {"unit": "letter"}, ValueError, "`unit`"),
-        (b"abc" * 90, {"unknown": "?"}, ValueError, '`unknown` is for unit="word"'),
+        (b"abc" * 90, {"unknown": "?"}, ValueError, '`unknown` must be .* unit="word"'),
         (WHOLE.encode(), {"first": 101}, ValueError, "characters of .*my.txt, 100. .*first=101"),
         (WHOLE.encode(), {"first": 30}, ValueError, r"my.txt is too short .*gives \[27, 2, 1\]"),
         (WHOLE.encode(), {"train_fraction": 0.01}, ValueError, r"=0.01, which gives \[1, 5, 5\]"),

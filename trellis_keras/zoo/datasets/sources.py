@@ -58,6 +58,8 @@ class Download:
         """
         targets = {folder / path: member for path, member in self.files.items()}
         place = next(iter(targets)).parent
+        if all(target.is_file() for target in targets):  # perhaps in a folder that is read-only
+            return
         with locked(place):
             if all(target.is_file() for target in targets):
                 return

@@ -247,8 +247,12 @@ def text(
     """A user's own text file."""
     places = Cut(**cut)
     check_choice("unit", unit, UNITS)
-    if unknown is not None and unit != "word":
-        raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
+    if unknown is not None and (unit != "word" or not isinstance(unknown, str)):
+        raise ValueError(
+            f'`unknown` must be a word, for unit="word". Received: {unknown!r}, unit={unit!r}'
+        )
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"`path` must be the path of a file. Received: path={path!r}")
     found = own_file(path, data_dir)
     content = read_file(found)
     symbols: str | bytes = content
