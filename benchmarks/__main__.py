@@ -52,9 +52,12 @@ def run(
             "Default: all; with options, those that take them."
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Timed steps per variant.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Timed steps per variant.")] = None,
     variants: Annotated[
-        list[str] | None, typer.Option(help="Only variants with this in the name; can be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Only variants with this in the name, printed and not written; can be repeated."
+        ),
     ] = None,
     against: Annotated[
         pathlib.Path | None,
@@ -75,6 +78,10 @@ def run(
     chosen = list(dict.fromkeys(itertools.chain(*found.values())))
     if given and (own := [name for name in chosen if name in OWN]):
         raise typer.BadParameter(f"{', '.join(own)} have no {' and '.join(given)}.")
+    for name in chosen if variants else ():
+        known = [*CASES[name].variants]
+        if not any(part in variant for part in variants for variant in known):
+            raise typer.BadParameter(f"{name} has the variants {', '.join(known)}.")
     folder = pathlib.Path(output)
     for name in chosen:
         try:
@@ -97,11 +104,12 @@ def _run(name, folder, rounds, variants, against):
     else:
         results["machine"] |= _products()
         results |= _results(name, rounds, variants, against)
-    if name not in TABLES:
+    if variants == [""] and name not in TABLES:  # a part would replace the whole
         write_figures(folder / f"{stem}.json", results)
     table = (OWN[name].markdown if name in OWN else markdown)(results)
     typer.echo(table)
-    write(folder / f"{stem}.md", table)
+    if variants == [""]:
+        write(folder / f"{stem}.md", table)
 
 
 def _results(name, rounds, parts, against):

@@ -114,12 +114,7 @@ def _alike(x, others):
 
 def _filled(series):
     """Returns a series (steps, channels) with missing values interpolated."""
-    steps, filled = np.arange(len(series)), np.zeros(series.shape)
-    for channel, column in enumerate(series.T):
-        known = ~np.isnan(column)
-        if known.any():
-            filled[:, channel] = np.interp(steps, steps[known], column[known])
-    return filled
+    return pd.DataFrame(series).interpolate(limit_direction="both").fillna(0.0).to_numpy()
 
 
 def _stretched(series, steps):

@@ -352,4 +352,4 @@ def _ratios(rows, field):
     logs = np.log(figures.where(figures > 0))
     logs = logs.rsub(logs["ours"], axis=0)
     mean = np.exp(logs.mean())
-    return mean, mean * logs.std(ddof=0) / np.sqrt(logs.count())
+    return mean, mean * logs.std() / np.sqrt(logs.count())

@@ -284,6 +284,10 @@ _MODULES = {"keras-tcn": "tcn", "pytorch-tcn": "pytorch_tcn"}
 
 def measure():
     """Returns {"programs": {program: its properties and the medians of its turns}}."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise SystemExit("rivals calls TensorFlow, too: set KERAS_BACKEND=tensorflow.")
     workers = {}
     for name, program in VARIANTS.items():
         if importlib.util.find_spec(_MODULES.get(program.package, program.package)) is not None:

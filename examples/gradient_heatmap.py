@@ -2,12 +2,13 @@
 
     python examples/gradient_heatmap.py trellisnet_char FILE.png [--epochs 5] [--batches 2]
 
-Trains a zoo model and measures with `GradientNorms` after every epoch (Ahuja & Morency 2018,
-Figure 7). The levels of a TrellisNet share their weights: with a^i the pre-activations of level i
-(Bai et al. 2019, Eq. 1), the gradient of a shared weight is a sum over the levels, and the
-contribution of level i is computed from dL/da^i, whose norm is plotted. The norm is exact and adds
-no cost to the gradient itself: level i passes a^i through the identity together with a number,
-whose "gradient" is defined as the sum of squares of dL/da^i.
+Trains a zoo model with its optimizer and batches, at a constant learning rate, and measures with
+`GradientNorms` after every epoch (Ahuja & Morency 2018, Figure 7). The levels of a TrellisNet share
+their weights: with a^i the pre-activations of level i (Bai et al. 2019, Eq. 1), the gradient of a
+shared weight is a sum over the levels, and the contribution of level i is computed from dL/da^i,
+whose norm is plotted. The norm is exact and adds no cost to the gradient itself: level i passes a^i
+through the identity together with a number, whose "gradient" is defined as the sum of squares of
+dL/da^i.
 """
 
 import argparse
@@ -134,7 +135,7 @@ def main(arguments=None):
     from trellis_keras import zoo
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("name", help="a model of the zoo, with the settings of its recipe")
+    parser.add_argument("name", help="a model of the zoo")
     parser.add_argument("path", help="the .png file")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batches", type=int, default=2, help="number of batches to measure on")

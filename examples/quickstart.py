@@ -13,6 +13,7 @@ import sys
 from trellis_keras import zoo  # hides what TensorFlow logs while it is imported
 
 # isort: split
+import keras
 from keras_nlp.samplers import TopPSampler
 
 from trellis_keras.export import export
@@ -21,6 +22,8 @@ from trellis_keras.zoo.run import load_best
 
 
 def main(folder="runs/quickstart"):
+    if keras.backend.backend() != "tensorflow":
+        sys.exit("The export needs TensorFlow: set KERAS_BACKEND=tensorflow.")
     folder = pathlib.Path(folder)
     recipe = zoo.recipe("trellisnet_char")
     zoo.train(recipe, folder)

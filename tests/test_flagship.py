@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -37,6 +38,35 @@ def test_planned_epochs_fill_the_time():
     assert 490 < seconds <= (1 - flagship.RESERVE) * 600 - 20
     assert recipe.replace(**plan).training.options()["warmup_steps"] == 265
     assert plan["decay_steps"] == 100 * plan["epochs"] - 265
+
+
+def test_a_time_without_an_epoch_at_full_depth_is_refused():
+    recipe = zoo.recipe("trellisnet_ptb", setting="fast")
+    figures = {"steps": 100, "deep": {"first_s": 1, "step_s": 1}}
+    figures["shallow"] = {"first_s": 1, "step_s": 0.02}
+    with pytest.raises(ValueError, match="too few for an epoch of 100 s"):
+        flagship.planned(recipe, figures, 60)
+    with pytest.raises(ValueError, match="TrellisNet.*tcn_adding"):
+        flagship.prepare("tcn_adding", "{}")
+
+
+def test_the_best_epoch_is_one_at_full_depth_and_is_copied(tmp_path, monkeypatch):
+    seconds = iter([0, 10, 20, 61, 70])
+    monkeypatch.setattr(flagship.time, "monotonic", lambda: next(seconds))
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    best = flagship.Best(tmp_path, first=1)
+    best.set_model(model)
+    for epoch, loss in enumerate([1.0, 3.0, 2.0, 4.0]):
+        model.set_weights([np.full((1, 1), float(epoch))])
+        if epoch == 0:
+            best.on_epoch_end(epoch, {"loss": loss, "val_loss": loss})
+            with pytest.raises(ValueError, match="full depth"):
+                best.restore()
+        else:
+            best.on_epoch_end(epoch, {"loss": loss, "val_loss": loss})
+    assert best.epoch == 3
+    flagship.load(model, tmp_path)
+    assert model.get_weights()[0].item() == 2.0
 
 
 @pytest.mark.slow

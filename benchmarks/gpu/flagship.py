@@ -27,6 +27,7 @@ from benchmarks.results import write_figures
 from benchmarks.worker import timed
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
+from trellis_keras.files import atomic_folder
 from trellis_keras.training import Checkpoint, HistoryCSV, TimeLimit, set_seeds
 from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
@@ -38,6 +39,7 @@ PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
 TINY_PRODUCT = (64, 64, 64)
 REHEARSED_TOKENS, REHEARSED_ROWS = 20_000, 256
 PIECE = 15 * 2**20  # bytes
+WEIGHTS = "weights"  # a folder
 FIGURES = "figures.json"  # `tools.publish` reads the seconds of training
 SAVE_S = 60.0  # seconds between two copies of the best weights
 # Fraction of the time for validation, copies of the weights, building and loading.
@@ -45,7 +47,7 @@ RESERVE = 0.12
 SHALLOW = 0.4  # fraction of the time for the epochs of reduced depth
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Model = Annotated[str, typer.Argument(help="A model of the zoo with a fast recipe.")]
+Model = Annotated[str, typer.Argument(help="A TrellisNet of the zoo with a fast recipe.")]
 Settings = Annotated[str, typer.Option(help="Changes to the recipe, as JSON.")]
 
 
@@ -89,7 +91,8 @@ def train(
     net = recipe.build(vocabulary=loaded.vocabulary)
     if start is not None:
         load(net, pathlib.Path(start))
-    best = Best(folder)
+    growth = recipe.training.growth
+    best = Best(folder, 0 if growth is None else growth.epochs)
     stream = recipe.batches(loaded.train, shuffle=True)
     start = time.monotonic()
     net.fit(
@@ -113,7 +116,7 @@ def train(
     )
     seconds = time.monotonic() - start
     best.restore()
-    save(net, folder)
+    save(best.weights, folder)
     test = net.evaluate(recipe.batches(loaded.test), return_dict=True, verbose=0)
     figures = {
         "training_s": seconds,
@@ -153,6 +156,8 @@ def unpack(
 
 def prepare(model, settings):
     """Returns the fast recipe with the precision of a GPU, and its data."""
+    if not model.startswith("trellisnet_"):  # whose operations are counted
+        raise ValueError(f"A flagship must be a TrellisNet. Received: {model}")
     options = {"setting": "fast", "dtype_policy": "mixed_bfloat16"} | json.loads(settings)
     recipe = zoo.recipe(model, **options)
     loaded = recipe.load_data()
@@ -207,7 +212,10 @@ def planned(recipe, figures, seconds):
     if recipe.training.growth is not None:
         options["growth_epochs"] = int(SHALLOW * seconds / epoch_s["shallow"])
         seconds -= options["growth_epochs"] * epoch_s["shallow"]
-    epochs = options.get("growth_epochs", 0) + int(seconds / epoch_s["deep"])
+    deep = int(seconds / epoch_s["deep"])
+    if deep < 1:
+        raise ValueError(f"{seconds:.0f} s are too few for an epoch of {epoch_s['deep']:.0f} s.")
+    epochs = options.get("growth_epochs", 0) + deep
     warm_up = recipe.training.options()["warmup_steps"]
     return options | {"epochs": epochs, "decay_steps": epochs * figures["steps"] - warm_up}
 
@@ -292,48 +300,50 @@ class Best(keras.callbacks.Callback):
 
     Args:
         folder: The output.
+        first: Integer, number of epochs that do not count: those of reduced depth.
 
     Raises:
         FloatingPointError: After an epoch with a loss of NaN.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, first=0):
         super().__init__()
-        self.folder = folder
+        self.folder, self.first = folder, first
         self.best = math.inf
         self.weights, self.epoch = None, None
-        self._saved = time.monotonic()
+        self._saved, self._is_new = time.monotonic(), False
 
     def on_epoch_end(self, epoch, logs=None):
         if not math.isfinite(logs["loss"] + logs["val_loss"]):
             raise FloatingPointError(f"The loss after epoch {epoch + 1} is {logs}.")
-        now = time.monotonic()
-        if logs["val_loss"] < self.best:
-            self.best, self.epoch = logs["val_loss"], epoch + 1
+        if epoch >= self.first and logs["val_loss"] < self.best:
+            self.best, self.epoch, self._is_new = logs["val_loss"], epoch + 1, True
             self.weights = self.model.get_weights()
-            if now - self._saved >= SAVE_S:
-                save(self.model, self.folder)
-                self._saved = now
+        if self._is_new and time.monotonic() - self._saved >= SAVE_S:
+            save(self.weights, self.folder)
+            self._saved, self._is_new = time.monotonic(), False
 
     def restore(self):
         """Gives the model its best weights."""
+        if self.weights is None:
+            raise ValueError(f"No epoch was trained at full depth, after {self.first} others.")
         self.model.set_weights(self.weights)
 
 
-def save(model, folder):
-    """Writes the weights in half precision, in pieces."""
-    flat = np.concatenate([np.ravel(weight).astype("float16") for weight in model.get_weights()])
+def save(weights, folder):
+    """Writes weights in half precision, in pieces; a kill leaves the earlier ones."""
+    flat = np.concatenate([np.ravel(weight).astype("float16") for weight in weights])
     if not np.isfinite(flat).all():
         raise FloatingPointError("A weight does not fit into half precision.")
     content = flat.tobytes()
-    for number, start in enumerate(range(0, len(content), PIECE)):
-        path = folder / f"weights.{number:02d}"
-        path.write_bytes(content[start : start + PIECE])
+    with atomic_folder(folder / WEIGHTS) as temporary:
+        for number, start in enumerate(range(0, len(content), PIECE)):
+            (temporary / f"{number:02d}").write_bytes(content[start : start + PIECE])
 
 
 def load(model, folder):
     """Reads what `save` has written."""
-    pieces = [path.read_bytes() for path in sorted(folder.glob("weights.*"))]
+    pieces = [path.read_bytes() for path in sorted((folder / WEIGHTS).iterdir())]
     flat = np.frombuffer(b"".join(pieces), "float16")
     shapes = [tuple(weight.shape) for weight in model.weights]
     ends = np.cumsum([math.prod(shape) for shape in shapes])

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 
 import pyarrow.parquet as pq
 import ray
@@ -25,6 +26,8 @@ def run(worker, options):
         worker: Class of `worker(first)`, called with a batch, a dict of arrays by column.
         options: The result of `arguments`.
     """
+    if os.path.exists(options.output):
+        raise SystemExit(f"{options.output} already exists. Choose another folder.")
     ray.init(ignore_reinit_error=True)
     cores = int(ray.cluster_resources()["CPU"])
     if options.workers >= cores:
@@ -42,7 +45,10 @@ def run(worker, options):
         compute=ray.data.ActorPoolStrategy(size=options.workers),
     )
     # Written here, because Ray numbers its own files in the order in which the writers finish.
-    os.makedirs(options.output)
+    partial = os.path.normpath(options.output) + ".partial"  # until all parts are written
+    shutil.rmtree(partial, ignore_errors=True)
+    os.makedirs(partial)
     parts = rows.iter_batches(batch_size=16 * options.rows, batch_format="pyarrow")
     for number, part in enumerate(parts):
-        pq.write_table(part, os.path.join(options.output, f"part-{number:06d}.parquet"))
+        pq.write_table(part, os.path.join(partial, f"part-{number:06d}.parquet"))
+    os.rename(partial, options.output)

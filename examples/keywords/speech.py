@@ -129,6 +129,7 @@ def recordings(
         rng = np.random.default_rng([seed, n])
         return _record(speakers(part, rng, share), rng)
 
+    next(speakers(part, np.random.default_rng(seed), share))  # loads clips once, not in each thread
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waves, events = zip(*pool.map(record, range(minutes)), strict=True)
     return np.stack(waves), list(events)
@@ -139,6 +140,8 @@ def _record(utterances, rng):
     position = int(rng.uniform(0.3, 1) * RATE)
     for wave, word in utterances:
         voiced = np.flatnonzero(np.abs(wave) > 0.02 * np.max(np.abs(wave)))
+        if not len(voiced):  # a silent clip
+            continue
         wave = wave[voiced[0] : voiced[-1] + 1]
         end = position + len(wave)
         if end + RATE // 2 > MINUTE:

@@ -8,6 +8,7 @@
 It needs NumPy and typer, neither TensorFlow nor trellis_keras. See README.md beside this file.
 """
 
+import functools
 import json
 import sys
 import urllib.error
@@ -151,7 +152,8 @@ def main(
     triton: Annotated[bool, typer.Option("--triton", help="The server is Triton.")] = False,
 ):
     """A client of a served model: of text, or with `watch` of numbers."""
-    context.obj = (Triton if triton else TensorFlowServing)(address, model)
+    # Called by the commands: their help needs no server.
+    context.obj = functools.partial(Triton if triton else TensorFlowServing, address, model)
 
 
 @app.command()
@@ -160,11 +162,12 @@ def score(
     file: Annotated[str, typer.Argument(help="Text file with a document per line.")],
 ):
     """Print the log-probability of each line in nats, and its number of scored tokens, as CSV."""
+    server = context.obj()
     print("line,log_probability,num_tokens")
     with open(file, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             text = np.array([line.rstrip("\n")], dtype=object)
-            scores = context.obj.predict("score_text", text=text)
+            scores = server.predict("score_text", text=text)
             print(f"{number},{scores['log_probability'][0]:.6f},{scores['num_tokens'][0]}")
 
 
@@ -177,7 +180,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
 ):
     """Continue texts by tokens that the server samples, in one request."""
-    texts = context.obj.predict(
+    texts = context.obj().predict(
         "generate_text",
         text=np.array(prompts, dtype=object),
         max_new_tokens=np.int32(length),
@@ -190,7 +193,7 @@ def generate(
 @app.command()
 def watch(context: typer.Context):
     """Read measurements as they arrive, a line of numbers per step, and print the outputs."""
-    session = Session(context.obj)
+    session = Session(context.obj())
     for line in sys.stdin:
         outputs = session.step([[float(number) for number in line.split(",")]])
         print(",".join(f"{number:.6g}" for number in outputs.ravel()), flush=True)

@@ -4,6 +4,7 @@ Skipped unless TRELLIS_KERAS_TRITON is the Python of an environment that has the
 examples/serving/triton/README.md says how to make one.
 """
 
+import json
 import os
 import pickle
 import runpy
@@ -142,6 +143,32 @@ def test_repositories_refuse_links_in_an_export(repository, tmp_path):
     with pytest.raises(ValueError, match="variables is a symbolic link"):
         repository["write"](tmp_path / "tiny", tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
+
+
+def test_an_interrupted_copy_is_repeated_and_the_newest_version_is_described(
+    repository, tmp_path, monkeypatch
+):
+    export, target = tmp_path / "tiny", tmp_path / "repository" / "tiny-step"
+    for version in (2, 10):
+        (export / f"{version}" / "assets.extra").mkdir(parents=True)
+        inputs = {"x": {"dtype": "float32", "shape": [version]}}
+        text = json.dumps({"step": {"inputs": inputs, "outputs": {}}})
+        (export / f"{version}" / "assets.extra" / "signatures.json").write_text(text)
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.copyfile", interrupt)
+        repository["write"](export, tmp_path / "repository", ["step"])
+    assert not (target / "2").exists()
+    repository["write"](export, tmp_path / "repository", ["step"])
+    for version in (2, 10):
+        files = {path.name for path in (target / f"{version}").iterdir()}
+        assert files == {"export", "model.py", "packages"}
+    assert "dims: [10]" in (target / "config.pbtxt").read_text()
+    with pytest.raises(ValueError, match="no version"):
+        repository["write"](export / "2", tmp_path / "repository", ["step"])
 
 
 @pytest.mark.parametrize("name", ['b" dims: [1] }\nbackend: "c', "b\n", "", "\u00e9"])

@@ -34,7 +34,10 @@ def write(export, repository, endpoints=DEFAULT):
     """
     export, repository = pathlib.Path(export), pathlib.Path(repository)
     names = [f"{export.resolve().name}-{endpoint}" for endpoint in endpoints]
-    for version in sorted(path for path in export.iterdir() if path.name.isdecimal()):
+    versions = sorted(path for path in export.iterdir() if path.name.isdecimal())
+    if not versions:
+        raise ValueError(f"{export} has no version: it must be the folder of an export.")
+    for version in sorted(versions, key=lambda path: int(path.name)):
         _check_no_links(version)
         configs = read_configs(version / "assets.extra" / "signatures.json", endpoints)
         for name, endpoint in zip(names, endpoints, strict=True):
@@ -67,10 +70,13 @@ def _write_version(folder, version, text):
     target = folder / version.name
     if target.exists():
         return
-    target.mkdir(parents=True)
-    shutil.copytree(version, target / "export")
-    shutil.copyfile(HERE / "model.py", target / "model.py")
-    (target / "packages").write_text(sysconfig.get_path("purelib"))
+    writing = folder / f".{version.name}.writing"  # which the server does not read
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    shutil.copytree(version, writing / "export")
+    shutil.copyfile(HERE / "model.py", writing / "model.py")
+    (writing / "packages").write_text(sysconfig.get_path("purelib"))
+    writing.rename(target)
     path = folder / "config.pbtxt"
     if not path.exists() or path.read_text() != text:  # a change would load all versions again
         path.write_text(text)
