@@ -193,6 +193,7 @@ def results(folder):
     document = {
         "recipe": zoo.recipe("tcn_adding", T=200, seed=3).to_dict(),
         "weights_sha256": file_checksum(weights),
+        **{"test": 0.1, "parameters": 3, "other_seeds": []},
     }
     path = folder / "some_model" / RESULTS
     with mock.patch.dict(os.environ, {"TRELLIS_KERAS_ZOO": str(folder)}):
