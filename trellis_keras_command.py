@@ -391,7 +391,7 @@ def generate(
     for start in prompt or []:
         tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
         texts.append(model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop))
-    if not prompt:  # the first token may be a part of a character, which is no text
+    if not prompt:  # as an id: the first token may be only part of a character
         ids = model.generate_stream([0], 1 + length, chosen, seed=seed, stop_tokens=stop)
         texts.append(text_pieces(model.vocabulary, ids))
     if sampler in ("beam", "contrastive"):

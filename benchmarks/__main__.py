@@ -81,11 +81,11 @@ def run(
     for name in chosen if variants else ():
         known = [*CASES[name].variants]
         if not any(part in variant for part in variants for variant in known):
-            raise typer.BadParameter(f"{name} has the variants {', '.join(known)}.")
+            raise typer.BadParameter(f"No variant of {name} matches. It has: {', '.join(known)}.")
     folder = pathlib.Path(output)
     for name in chosen:
         try:
-            _run(name, folder, rounds or ROUNDS, variants or [""], against)
+            _run(name, folder, rounds or ROUNDS, variants, against)
         except (SystemExit, ImportError) as error:
             if names:
                 raise
@@ -104,17 +104,17 @@ def _run(name, folder, rounds, variants, against):
     else:
         results["machine"] |= _products()
         results |= _results(name, rounds, variants, against)
-    if variants == [""] and name not in TABLES:  # a part would replace the whole
+    if not variants and name not in TABLES:  # a part would replace the whole
         write_figures(folder / f"{stem}.json", results)
     table = (OWN[name].markdown if name in OWN else markdown)(results)
     typer.echo(table)
-    if variants == [""]:
+    if not variants:
         write(folder / f"{stem}.md", table)
 
 
 def _results(name, rounds, parts, against):
     left_out = CASES[name].left_out(keras.backend.backend())
-    chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
+    chosen = [v for v in CASES[name].variants if any(part in v for part in parts or [""])]
     timed = [v for v in chosen if v not in left_out]
     return {
         "variants": measure(name, timed, rounds, against),

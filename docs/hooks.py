@@ -110,7 +110,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         folder = _resolve(page.file.src_uri, target)
         if f"{folder}/README.md" in files.src_uris:
             return f"[{text}]({target}/README.md)"
-        return text if (ROOT / folder).is_dir() else link[0]  # other folders are no pages
+        return text if (ROOT / folder).is_dir() else link[0]  # other folders are not pages
 
     return _LINK.sub(to_page, markdown)
 

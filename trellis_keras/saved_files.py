@@ -50,9 +50,10 @@ _ANY_CONFIG = 2**20
 _PARTS_PER_ARRAY, _ANY_MODEL = 10, 500
 # Arguments that multiply the number of a layer's weights.
 _REPEATS = ("depth", "transition_depth", "cells_per_node", "gates")
-# Layers whose levels share weights, and cost nothing until they are called, which these models do.
-_CALLING = ("Sequential", "Functional")
+# Layers whose levels share weights, and cost nothing until the layers are called.
 _TIED = ("trellis_keras>TrellisLayer", "trellis_keras>TruncatedRNN")
+# Models that call their layers as they are built.
+_CALLING = ("Sequential", "Functional")
 # Number of bytes at the start of an HDF5 file that contain its length.
 _SUPERBLOCK = 52
 # The allowlist: Keras classes that a model may contain, by module.

@@ -214,7 +214,10 @@ def planned(recipe, figures, seconds):
         seconds -= options["growth_epochs"] * epoch_s["shallow"]
     deep = int(seconds / epoch_s["deep"])
     if deep < 1:
-        raise ValueError(f"{seconds:.0f} s are too few for an epoch of {epoch_s['deep']:.0f} s.")
+        raise ValueError(
+            f"{seconds:.0f} s are too few for an epoch of {epoch_s['deep']:.0f} s. Raise "
+            "--minutes, or choose a smaller model."
+        )
     epochs = options.get("growth_epochs", 0) + deep
     warm_up = recipe.training.options()["warmup_steps"]
     return options | {"epochs": epochs, "decay_steps": epochs * figures["steps"] - warm_up}
@@ -326,7 +329,10 @@ class Best(keras.callbacks.Callback):
     def restore(self):
         """Gives the model its best weights."""
         if self.weights is None:
-            raise ValueError(f"No epoch was trained at full depth, after {self.first} others.")
+            raise ValueError(
+                f"No epoch at full depth followed the {self.first} of reduced depth: lower "
+                "growth_epochs, or raise --minutes."
+            )
         self.model.set_weights(self.weights)
 
 

@@ -129,9 +129,9 @@ def recordings(
         rng = np.random.default_rng([seed, n])
         return _record(speakers(part, rng, share), rng)
 
-    next(speakers(part, np.random.default_rng(seed), share))  # loads clips once, not in each thread
+    first = record(0)  # loads the clips, which each thread would load otherwise
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waves, events = zip(*pool.map(record, range(minutes)), strict=True)
+        waves, events = zip(first, *pool.map(record, range(1, minutes)), strict=True)
     return np.stack(waves), list(events)
 
 

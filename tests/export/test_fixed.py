@@ -167,7 +167,7 @@ def test_tokens_beside_floats_are_integers(size):
     ("shape", "layer"),
     [((2,), layers.Embedding(30, 4)), ((), layers.CategoryEncoding(30, output_mode="one_hot"))],
 )
-def test_integers_that_are_no_token_are_inputs(shape, layer):
+def test_integers_other_than_tokens_are_inputs(shape, layer):
     x = keras.Input((None, *shape), dtype="int32")
     rows = np.arange(60).reshape(30, 2)[:, : math.prod(shape)] % 30
     assert difference(keras.Model(x, layer(x)), rows.astype("float32")) < 0.01
@@ -427,6 +427,7 @@ def test_a_large_difference_is_an_error_unless_it_is_accepted(tmp_path):
 
 
 def write(folder, quantization, make=classifier):
+    keras.utils.set_random_seed(2)  # one small net in ten needs a larger tolerance
     model = make()
     if make is classifier:
         model.adapt(X)

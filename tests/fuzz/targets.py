@@ -80,7 +80,7 @@ def _npz(**arrays):
 
 
 def _hostile_npz():
-    """Arrays that are no numbers, and one that claims far more than it has."""
+    """Arrays that are not numeric, and one that claims far more than it has."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         header = io.BytesIO()

@@ -210,8 +210,8 @@ RECIPE = '{"recipe": {"name": "tcn_adding", "arguments": '
         ('{"recipe": {"name": 3, "arguments": {}}}', "holds no results of a model"),
         ('{"recipe": {"name": "tcn_adding"}}', "holds no results of a model"),
         (RECIPE + "{}}}", "holds no results of a model.*'other_seeds'"),
-        (RECIPE + '{}}, "other_seeds": [], "test": null}', "its test is no number"),
-        (RECIPE + '{}}, "other_seeds": {}, "test": 1}', "other seeds are not a list"),
+        (RECIPE + '{}}, "other_seeds": [], "test": null}', "test is not a number: None"),
+        (RECIPE + '{}}, "other_seeds": {}, "test": 1}', "other_seeds is not a list: {}"),
         (
             RECIPE + '{}}, "other_seeds": [], "test": 1, "parameters": 1}',
             "were trained with kernel_size=None, not 8",

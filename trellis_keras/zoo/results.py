@@ -152,10 +152,10 @@ def read_run(path: pathlib.Path) -> Run:
         if not isinstance(recipe["name"], str) or not isinstance(recipe["arguments"], dict):
             raise ValueError("its recipe has no name or no arguments")
         if not isinstance(results["other_seeds"], list):
-            raise ValueError("its other seeds are not a list")
+            raise ValueError(f"other_seeds is not a list: {results['other_seeds']!r}")
         for name in ("test", "parameters"):
             if type(results[name]) not in (int, float):
-                raise ValueError(f"its {name} is no number")
+                raise ValueError(f"{name} is not a number: {results[name]!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} holds no results of a model: {error!r}") from error
     folder = path.parent

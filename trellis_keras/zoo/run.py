@@ -118,10 +118,10 @@ def finished_epochs(folder: str | os.PathLike) -> list[dict[str, float]]:
     if not rows:
         raise FileNotFoundError(
             f"{folder} has no {HISTORY}: the run has not finished an epoch yet, or the file is "
-            "lost."
+            "lost. Resume the run, or restore the file."
         )
     if "val_loss" not in rows[0]:
-        raise ValueError(f"{_path(folder, HISTORY)} has no column val_loss.")
+        raise ValueError(f"{_path(folder, HISTORY)} has no column val_loss. Restore the file.")
     return rows
 
 

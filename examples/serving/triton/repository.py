@@ -34,7 +34,7 @@ def write(export, repository, endpoints=DEFAULT):
     """
     export, repository = pathlib.Path(export), pathlib.Path(repository)
     names = [f"{export.resolve().name}-{endpoint}" for endpoint in endpoints]
-    versions = sorted(path for path in export.iterdir() if path.name.isdecimal())
+    versions = [path for path in export.iterdir() if path.name.isdecimal()]
     if not versions:
         raise ValueError(f"{export} has no version: it must be the folder of an export.")
     for version in sorted(versions, key=lambda path: int(path.name)):

@@ -146,7 +146,7 @@ def _field(signal):
 def _names(name, structure, taken):
     """Returns names for the leaves of a structure: their keys or indices.
 
-    TensorFlow renames an argument that is no identifier.
+    TensorFlow renames an argument whose name is not an identifier.
     """
     found: list[str] = []
     for path, leaf in keras.tree.flatten_with_path(structure):

@@ -159,7 +159,7 @@ class Call:
         return self.computed(x)
 
     def computed(self, x: Any) -> Any:
-        """Returns an argument that is no input: a number, or a tensor computed from weights."""
+        """Returns an argument that is not an input: a number, or a tensor computed from weights."""
         source = self.sources.get(id(x))
         return source() if callable(source) else x
 

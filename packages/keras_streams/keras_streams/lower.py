@@ -654,7 +654,7 @@ def _digitize(o, x, bins):
 
 def _one_hot(o, x):
     is_number = ops.equal(x, x)
-    if keras.backend.backend() != "jax":  # on which a fraction is no category
+    if keras.backend.backend() != "jax":  # where fractions belong to no category
         x = ops.cast(x, "int32")
     y = ops.equal(ops.expand_dims(x, -1), np.arange(o.num_classes))
     y = ops.logical_and(y, ops.expand_dims(is_number, -1))

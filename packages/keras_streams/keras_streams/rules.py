@@ -491,7 +491,7 @@ def _pooling(call, signal):
     if not isinstance(operation, _AVERAGES):
         fill = 0.0 if operation.padding.lower() == "valid" else -math.inf
         return _window(call, signal, sizes, largest, fill)
-    # Ones as another channel count the samples that are no padding.
+    # Ones as another channel count the samples that are not padding.
     *others, channels = signal.shape
     counted = dataclasses.replace(signal, shape=(*others, channels + 1))
     each = Each(signal, lambda x: ops.concatenate([x, ops.ones_like(x[..., :1])], -1), counted)

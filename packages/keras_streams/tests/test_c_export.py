@@ -280,7 +280,7 @@ def test_integers_divided_by_0_are_0():
 
 
 @pytest.mark.parametrize("masked", [-np.inf, -1e30])
-def test_numbers_that_are_no_integers_beside_integers(masked):
+def test_fractions_beside_integers(masked):
     def function(x, n):
         return ops.clip(x + ops.where(n % 3 > 0, 0.0, masked) * 2, -9.0, 9.0)
 

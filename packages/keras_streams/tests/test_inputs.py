@@ -69,7 +69,7 @@ def test_inputs_without_time():
 
 
 @pytest.mark.parametrize("length", [None, 9])
-def test_integer_features_beside_a_sequence_are_no_tokens(length):
+def test_integer_features_beside_a_sequence_are_not_tokens(length):
     x, features = keras.Input((length, 3)), keras.Input((4,), dtype="int32")
     context = layers.Dense(3)(ops.cast(features, "float32"))
     y = layers.Add()([layers.GRU(3, return_sequences=True)(x), ops.expand_dims(context, 1)])

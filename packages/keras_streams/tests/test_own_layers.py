@@ -174,7 +174,7 @@ class Count(layers.Layer):
 
 @pytest.mark.parametrize("layer", [Countdown, Count])
 @pytest.mark.parametrize("max_context", [16, 64])
-def test_a_number_of_all_steps_is_no_position(layer, max_context):
+def test_a_count_of_all_steps_is_not_a_position(layer, max_context):
     x = keras.Input((None, 3))
     with pytest.raises(ValueError, match="counts all steps"):
         to_stream(keras.Model(x, layers.Dense(2)(layer()(x))), max_context=max_context)
@@ -325,7 +325,7 @@ class Padded(Start):
 @pytest.mark.parametrize(
     "layer", [lambda: Start(), lambda: Start(layers.Dense(3)), lambda: Padded()]
 )
-def test_a_weight_is_no_padding_even_while_it_is_zero(layer):
+def test_a_weight_of_zero_is_not_padding(layer):
     x = keras.Input((None, 3))
     model = keras.Model(x, layer()(x))
     with pytest.raises(ValueError, match="weight, which may change"):

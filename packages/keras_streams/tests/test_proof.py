@@ -158,7 +158,7 @@ class Broken(Opaque):
         raise TypeError("it is broken")
 
 
-def test_fewer_steps_are_no_advice_for_a_layer_that_takes_none():
+def test_fewer_steps_are_not_advised_for_a_layer_that_takes_none():
     with pytest.raises(ValueError, match="it is broken") as info:
         to_stream(model(lambda x: Broken()(x)))
     assert "max_context" not in str(info.value)
@@ -195,7 +195,7 @@ def test_a_branch_without_its_last_steps_waits_for_one_without_its_first():
     assert (stream.delay, stream.proof.difference) == (200, 0.0)
 
 
-def test_rounding_that_remains_where_numbers_cancel_is_no_difference():
+def test_rounding_where_numbers_cancel_is_not_a_difference():
     """The mean of numbers less their mean."""
     x = keras.Input((None, 5, 1))
     y = layers.GlobalAveragePooling2D()(x - ops.mean(x, axis=2, keepdims=True))

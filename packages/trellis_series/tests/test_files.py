@@ -161,7 +161,7 @@ def test_two_open_quotes_do_not_hide_the_rows_between_them(read):
     [b"", b"\n\n", b"a,b\n1,2,3\n", b"a\0b\n1\n", b"a" * 2**21, b"\x1f\x8b\x08broken"],
     ids=["empty", "blank", "long row", "zero", "long line", "gzip"],
 )
-def test_what_is_no_table_is_refused(read, content):
+def test_files_other_than_tables_are_refused(read, content):
     with pytest.raises(ValueError, match="t.csv"):
         read(content)
 

@@ -328,7 +328,7 @@ def test_wrong_arguments_are_named(options):
         Forecasts(**options)
 
 
-def test_columns_have_one_role_and_no_name_of_a_forecast():
+def test_columns_with_two_roles_or_the_name_of_a_forecast_are_refused():
     with pytest.raises(ValueError, match="one role"):
         Forecasts(past=["y"])
     for name in ("ours-lo-80", "naive", "cutoff"):

@@ -64,9 +64,9 @@ def test_a_trained_network_is_not_trained_again(chaos):
 
 def test_bands_of_a_network_hold_in_windows_after_its_data(chaos):
     forecasts = Forecasts(HORIZON, season=1, network=chaos.trained_network)
-    found = forecasts.cross_validation(table(2_200), 200)
+    found = pd.concat(forecasts.cross_validation(table(n), 200) for n in (2_200, 3_200, 4_200))
     assert forecasts.backtest_network is chaos.trained_network
-    assert 0.7 < found["y"].between(found["ours-lo-80"], found["ours-hi-80"]).mean() < 0.9
+    assert 0.74 < found["y"].between(found["ours-lo-80"], found["ours-hi-80"]).mean() < 0.9
 
 
 def test_a_network_is_left_out_where_it_does_not_help(chaos):

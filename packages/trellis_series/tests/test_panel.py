@@ -148,7 +148,7 @@ def test_the_order_of_day_and_month_is_that_of_the_fitted_table():
 
 
 @pytest.mark.parametrize("value", ["tomorrow", 3.5, True, None])
-def test_what_is_no_time_is_named(value):
+def test_values_other_than_times_are_named(value):
     with pytest.raises(ValueError, match="'t'"):
         parse_times(pd.Series([value], name="t"))
 
@@ -206,7 +206,7 @@ def test_covariates_that_the_fit_cannot_read_are_named(known, ahead, named):
         forecasts.predict(X_df=pd.DataFrame({"ds": times, "x": ahead}))
 
 
-def test_missing_values_are_no_evidence():
+def test_missing_values_do_not_count_as_evidence():
     """Filled values would look like steps without a change."""
     y = pd.Series(np.random.default_rng(0).normal(size=400).cumsum())
     y[100:200] = np.nan

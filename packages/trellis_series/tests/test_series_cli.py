@@ -131,7 +131,7 @@ def test_the_worst_series_are_named(folder):
     ],
     ids=["off", "constant", "meter"],
 )
-def test_rounding_is_no_error(folder, load, kind, verdict):
+def test_rounding_does_not_count_as_an_error(folder, load, kind, verdict):
     pd.DataFrame({"time": TIMES, "load": load}).to_csv("load.csv", index=False)
     output = run(*FILE, "--no-rivals")
     assert verdict in output and "100% below" not in output

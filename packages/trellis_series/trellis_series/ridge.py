@@ -41,7 +41,7 @@ def moments(
 
     Args:
         z: Array (time,), a series without missing values.
-        known: Boolean array (time,), whether a value was measured. Others are no targets.
+        known: Boolean array (time,), whether a value was measured. Others are not targets.
         extra: Array (time, covariates), those known at each step.
         season, lags, horizon: As in the equation.
         bounds: Increasing integers (folds,), numbers of values.

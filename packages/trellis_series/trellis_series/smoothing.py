@@ -27,7 +27,7 @@ MEMORY = 1_000  # steps over which errors are summed
 _LEVELS = (0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.95)  # alpha
 # beta, phi and d
 _TRENDS = ((0, 1, 0), (0, 1, 0.5), (0, 1, 1), (0.05, 0.98, 0), (0.1, 0.9, 0), (0.3, 0.9, 0))
-_SEASONS = (-1, 0, 0.1, 0.3)  # gamma; -1 is no season
+_SEASONS = (-1, 0, 0.1, 0.3)  # gamma; -1: no season
 _LONG_SEASONS = (0.1, 0.2, 0.35, 0.6, 1)  # gamma without a level, the last one is naive
 _LEAST_LOSS = 1e-9
 _KEPT = 16  # filters after the fit
