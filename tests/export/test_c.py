@@ -249,6 +249,27 @@ def test_every_kind_of_dropout_is_left_out(tmp_path):
     export(zoo.lstm_adding(layers=2, hidden_units=4), tmp_path / "zoo.c")
 
 
+@GCC
+def test_a_header_of_another_export_is_refused(tmp_path):
+    export(classifier(), tmp_path / "model.c")
+    header = (tmp_path / "model.h").read_bytes()
+    export(language_model(), tmp_path / "model.c", overwrite=True)
+    (tmp_path / "model.h").write_bytes(header)
+    with pytest.raises(AssertionError, match="model.h and model.c are of different exports"):
+        compile_c(tmp_path, "-c")
+
+
+def test_a_header_names_several_inputs_and_outputs(tmp_path):
+    x = {"q": keras.Input((None, 2), name="q"), "p": keras.Input((None, 1), name="p")}
+    a = keras.layers.Conv1D(1, 3, padding="same")(x["p"])
+    y = {"z": keras.layers.UpSampling1D(2)(x["q"]), "a": a}
+    export(keras.Model(x, y), tmp_path / "model.c")
+    header = (tmp_path / "model.h").read_text()
+    for line in ("x[0]: p", "x[1..2]: q", "y[0]: a", "y[1..4]: z"):
+        assert f" *     {line}\n" in header
+    assert "#define MODEL_DELAY 1, 0\n#define MODEL_RATE 1, (1.0 / 2)\n" in header
+
+
 def test_files_are_replaced_only_with_overwrite(tmp_path):
     (tmp_path / "model.h").write_text("mine")
     with pytest.raises(ValueError, match="model.h already exists"):

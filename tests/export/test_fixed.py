@@ -415,6 +415,35 @@ def test_missing_values_may_be_representative_of_a_model_that_fills_them():
     assert difference(model, x) < 2e-3
 
 
+def parallel(merge, *branches):
+    x = keras.Input((None, CHANNELS))
+    return keras.Model(x, merge([branch(x) for branch in branches]))
+
+
+@GCC
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sequential(layers.Dense(1, "tanh"), layers.Dense(4)),
+        lambda: sequential(layers.Dense(1, "sigmoid"), layers.GRU(3, return_sequences=True)),
+        lambda: sequential(layers.Dense(1), layers.AveragePooling1D(2), layers.Dense(3)),
+        lambda: sequential(layers.Lambda(lambda x: ops.sum(x, -1, True)), layers.Dense(3)),
+        lambda: parallel(layers.Add(), layers.Dense(1, "tanh"), layers.Dense(1)),
+    ],
+    ids=["tanh", "sigmoid", "mean", "sum", "start"],
+)
+def test_numbers_that_products_read_have_16_bits(make, tmp_path):
+    keras.utils.set_random_seed(1)
+    source = fixed_source(make(), "net", "int8", X)
+    assert stated_difference(source) < 5e-3
+    native_stream.write_source(source, tmp_path)
+    compile_c(tmp_path, "-c", files=["net.c"])
+
+
+def test_unit_norms_of_data_with_zeros():
+    assert difference(sequential(layers.UnitNormalization()), X * (X[:, :1] > 0)) < 5e-3
+
+
 def test_a_large_difference_is_an_error_unless_it_is_accepted(tmp_path):
     model = sequential(layers.LayerNormalization())
     x = 1000 + np.random.default_rng(0).normal(size=(50, CHANNELS)).astype("float32") / 20
@@ -481,8 +510,11 @@ def test_errors(tmp_path):
         with pytest.raises(ValueError, match="Token ids"):
             fixed_source(language_model(), "model", "int8", data)
     options = {"quantization": "int8", "representative_data": X}
-    for tolerance in (0, np.nan):
-        with pytest.raises(ValueError, match="`quantization_tolerance` must be positive"):
+    for wrong in ([[1.0, 2.0], [3.0]], [["a", "b", "c"]]):
+        with pytest.raises(ValueError, match="`representative_data` must be an array of numbers"):
+            fixed_source(model, "model", "int8", wrong)
+    for tolerance in (0, np.nan, None, "0.1"):
+        with pytest.raises(ValueError, match="`quantization_tolerance` must be a positive number"):
             native(model, quantization_tolerance=tolerance, **options)
     with pytest.raises(ValueError, match="`quantization_tolerance` needs `quantization`"):
         native(model, quantization_tolerance=1.0)

@@ -61,8 +61,8 @@ def test_wrong_inputs_are_refused(model, quantization):
     if quantization is None:
         tokens = data = None
     stream = native(model, quantization=quantization, representative_data=data)
-    for x in ([1.0], 1.0, np.ones((1, CHANNELS))):
-        with pytest.raises(ValueError, match="must have shape"):
+    for x in ([1.0], 1.0, np.ones((1, CHANNELS)), [None] * CHANNELS):
+        with pytest.raises(ValueError, match="must be an array of numbers of shape"):
             stream.step(x)
     stream = native(language_model(), quantization=quantization, representative_data=tokens)
     for token in (-1, 9, 2**32 + 1, 1.9, 1.0, "1", None, [1]):
@@ -76,6 +76,7 @@ def test_missing_values_reach_the_outputs_that_depend_on_them():
     x = keras.Input((None, 2))
     a, b = x[..., :1], x[..., 1:]
     y = [ops.maximum(a, b), ops.minimum(a, b), ops.maximum(0.5, x), ops.sign(x)]
+    y.append(keras.layers.ReLU(negative_slope=0.2, threshold=0.5)(x))
     model = keras.Model(x, [*y, keras.layers.GlobalMaxPooling1D()(x)])
     x = np.array([[1, 2], [3, np.nan], [np.nan, 4], [5, 1]], "float32")
     np.testing.assert_array_equal(steps(native(model), x), keras_steps(model, x))

@@ -4,9 +4,11 @@ import json
 import shutil
 import subprocess
 
+import keras
 import numpy as np
 import pytest
 
+from keras_streams import to_stream
 from keras_streams.c_export import keras_steps
 from tests.export.nets import CHANNELS, classifier, language_model
 from trellis_keras.export import export
@@ -65,6 +67,12 @@ def test_tokens(tmp_path):
     found = run_node(tmp_path, "text", ids)
     np.testing.assert_allclose(found["first"] + found["rest"], keras_steps(model, ids), atol=1e-6)
     assert found["error"] == "x must be a token id below 9. Received: 1"
+
+
+def test_infinite_inputs(tmp_path):
+    model = keras.Sequential([keras.Input((None, 2)), keras.layers.ReLU(max_value=6.0)])
+    stream = to_stream(model, example=np.full((1, 8, 2), np.inf, "float32"))
+    assert export(stream, tmp_path / "model.wasm", format="wasm").exists()
 
 
 def test_errors(tmp_path, monkeypatch):

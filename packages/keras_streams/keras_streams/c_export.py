@@ -6,6 +6,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import keras
@@ -52,9 +53,9 @@ class Quantization:
             raise ValueError(
                 f"`quantization` must be {wanted} with format={format!r}. Received: {self.kind!r}"
             )
-        if not self.tolerance > 0:
+        if not isinstance(self.tolerance, Real) or not self.tolerance > 0:
             raise ValueError(
-                f"`quantization_tolerance` must be positive. Received: {self.tolerance}"
+                f"`quantization_tolerance` must be a positive number. Received: {self.tolerance!r}"
             )
         if (self.data is not None) != (format == "c" and self.kind is not None):
             data = "no data" if self.data is None else "data"
@@ -93,8 +94,8 @@ def write_c(
     test, binary = path.with_name(f"{prefix}_test.c"), path.with_suffix(".bin")
     is_unproven = find_compiler() is None and quantization.kind is None
     written = [path, path.with_suffix(".h"), *[test] * is_unproven, *[binary] * in_file]
-    for file in written if path.parent.is_dir() else ():
-        check_output(file, overwrite=overwrite)
+    for file in written:
+        check_output(file, overwrite=overwrite, makes_folders=True)
     kind, data, tolerance = quantization.kind, quantization.data, quantization.tolerance
     if kind is None or data is None:
         source, x, expected = proven_source(model, prefix, in_file)
@@ -181,7 +182,15 @@ def check_finite(stream: ExportedStream, outputs: np.ndarray, inputs: str) -> No
 
 def _representative(stream, data):
     """Returns checked representative data: (rows, steps, inputs), or tokens (rows, steps)."""
-    data, symbols = np.asarray(data), keras.tree.flatten(stream.symbols)
+    try:
+        data = np.asarray(data)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"`representative_data` must be an array of numbers: {error}") from error
+    if data.dtype.kind in "OSUMmc":
+        raise ValueError(
+            f"`representative_data` must be an array of numbers. Received: dtype {data.dtype}"
+        )
+    symbols = keras.tree.flatten(stream.symbols)
     rank, shape = 2 if stream.takes_token else 3, symbols[0].shape[1:]  # of a step
     if len(symbols) == 1 and len(shape) > 1 and data.shape[-len(shape) :] == shape:
         data = data.reshape(*data.shape[: -len(shape)], stream.inputs)
@@ -196,7 +205,8 @@ def _representative(stream, data):
     if stream.takes_token:
         if data.dtype.kind not in "iu" or np.any((data < 0) | (data >= stream.inputs)):
             raise ValueError(
-                f"Token ids of `representative_data` must be integers in [0, {stream.inputs})."
+                f"Token ids of `representative_data` must be integers in [0, {stream.inputs}). "
+                f"Received: {data.dtype} in [{np.min(data)}, {np.max(data)}]"
             )
         return data.astype("int32")
     with np.errstate(over="ignore"):
@@ -313,7 +323,7 @@ def _real_type(stream):
     quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
     if quantized:
         raise ValueError(
-            "A model that Keras has quantized has no version in C. Export the model as it was "
+            "A model that Keras has quantized cannot be exported as C. Export the model as it was "
             "before `quantize`, for integer C with `quantization` and `representative_data`. "
             f"Received: {', '.join(quantized)}, quantized"
         )
@@ -377,7 +387,9 @@ def describe(stream: ExportedStream, source: Source) -> list[str]:
         else "global variables, and computes only the layers that are due at the step.",
         "",
     ]
-    lines += stream.notes
+    sizes = [math.prod(symbol.shape[1:]) for symbol in keras.tree.flatten(stream.symbols)]
+    lines += [*_places("x", stream.symbols, sizes), *stream.notes]
+    lines += _places("y", stream.delay, source.output_sizes)
     lines += [f"    {i}: {name}" for i, name in enumerate(stream.names)]
     lines.append(
         "Outputs depend on all past inputs."
@@ -385,6 +397,17 @@ def describe(stream: ExportedStream, source: Source) -> list[str]:
         else f"Outputs depend on the last {stream.receptive_field} inputs."
     )
     return lines
+
+
+def _places(array, structure, sizes):
+    """Returns lines that say where in an array a step's inputs or outputs are, if several."""
+    pairs = zip(keras.tree.flatten_with_path(structure), sizes, strict=True)
+    lines, start = [], 0
+    for (path, _), size in pairs:
+        last = f"..{start + size - 1}" if size > 1 else ""
+        lines.append(f"    {array}[{start}{last}]: {'.'.join(map(str, path))}")
+        start += size
+    return lines if len(lines) > 1 else []
 
 
 def keras_steps(model: Any, x: np.ndarray) -> np.ndarray:

@@ -655,12 +655,12 @@ class Printer:
         upper, about = self.prefix.upper(), self.about
         names = ", ".join(map(_string, about.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
-        delay, rate = map(_common, (about.delay, about.rate))
+        delay, rate = _common(about.delay, str), _common(about.rate, _quotient)
         is_fixed = self.real == "int16_t"
-        if (delay, rate) != (0, 1):
+        if (delay, rate) != ("0", "1"):
             names = (
-                "/* Step DELAY + RATE * n writes output n of the model; other steps write "
-                f"{'INT16_MIN' if is_fixed else 'NAN'}. */\n"
+                "/* Step DELAY + RATE * n (rounded down) writes output n of the model; other steps "
+                f"write {'INT16_MIN' if is_fixed else 'NAN'}. */\n"
                 f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
             )
         quantize = f"void {self.prefix}_quantize(const float *x, int16_t *q);\n"
@@ -701,10 +701,19 @@ def _size_of(kind):
     return 8 if kind.endswith("*") else _BYTES[kind]  # a pointer has 8 bytes, or fewer
 
 
-def _common(values):
-    """Returns the common value of all outputs, or the value for each of them."""
+def _common(values, text):
+    """Returns the text of the common value of all outputs, or those of each of them."""
     values = keras.tree.flatten(values)
-    return values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
+    return ", ".join(map(text, values[:1] if len(set(values)) == 1 else values))
+
+
+def _quotient(number):
+    """Returns a fraction as C, or an integer."""
+    return (
+        str(number)
+        if number == int(number)
+        else f"({float(number.numerator)} / {number.denominator})"
+    )
 
 
 _NOT_FINITE = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}

@@ -105,7 +105,7 @@ def write_step(
     `step_endpoint` of the model's stream.
     """
     path = pathlib.Path(path).expanduser()
-    if format not in SUFFIXES:
+    if format not in list(SUFFIXES):
         formats = ", ".join(map(repr, SUFFIXES))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
     quantization.check(format, weights)
@@ -118,8 +118,7 @@ def write_step(
     if format == "wasm":
         return write_wasm(model, path, overwrite)
     check_backend(format)
-    if path.parent.is_dir():
-        check_output(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite, makes_folders=True)
     if step_of is None:
         model, step_of = model_stream(model), step_endpoint
     stream = exported_stream(model)

@@ -14,7 +14,10 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def check_output(
-    path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
+    path: str | os.PathLike,
+    inputs: Iterable[str | os.PathLike] = (),
+    overwrite: bool = False,
+    makes_folders: bool = False,
 ) -> Path:
     """Returns a path with `~` expanded that may be written, before the work starts.
 
@@ -22,6 +25,7 @@ def check_output(
         path: The file. A symbolic link is replaced, not what it points to.
         inputs: Input files, which it must not replace.
         overwrite: Boolean, whether it may replace an existing file. Defaults to `False`.
+        makes_folders: Boolean, whether the writer makes missing folders. Defaults to `False`.
 
     Raises:
         ValueError: If it is one of the inputs, exists without `overwrite`, or is not a regular
@@ -29,8 +33,11 @@ def check_output(
         FileNotFoundError: If its folder does not exist.
     """
     path = Path(path).expanduser()
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent} for {path.name}.")
+    folder = path.parent
+    if makes_folders:
+        folder = next(folder for folder in path.parents if folder.exists())
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder} for {path.name}.")
     for file in map(Path, inputs):
         file = file.expanduser()
         if path.exists() and file.exists() and path.samefile(file):
@@ -69,6 +76,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 def write_files(contents: Mapping[Path, bytes], mode: int | None = None) -> None:
     """Writes files that belong together: if one cannot be written, all old ones are kept.
+
+    They are renamed one by one at the end, so a power failure there may leave some of the old ones.
 
     Args:
         contents: The content of each file. Missing folders are made.

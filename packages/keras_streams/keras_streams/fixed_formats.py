@@ -370,6 +370,8 @@ def _choose_types(program, groups, means, wide, shared, small_rings):
         b, of = op.buffer, readers.get(op.buffer, [])
         if b.dtype != program.real or b in kept or op.kind not in ("map", "reduce"):
             continue
+        if any(reader.kind in ("product", "dot") for reader in of):  # they read 16 bits
+            continue
         squares = op.name in ("Square", "Multiply") and all(r.kind == "reduce" for r in of)
         is_sum = op.kind == "reduce" and op.name == "sum"
         if (b not in tied and (is_sum or (op.kind == "map" and b.size == 1))) or squares:

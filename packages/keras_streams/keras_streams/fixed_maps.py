@@ -205,7 +205,7 @@ class Loop:
             x = self.aligned(numbers[0], max(numbers[0].bits, 0))
             return dataclasses.replace(op, name="Truncate", args=[x.cells, self.cells(x.bits)])
         if op.buffer.dtype != "bool":
-            raise ValueError(f"The operation {op.name!r} has no integer version.")
+            raise ValueError(f"The operation {op.name!r} cannot be computed with integers.")
         bits = min(n.bits for n in numbers if isinstance(n, Number))
         return dataclasses.replace(op, args=[self.aligned(n, bits).cells for n in numbers])
 
@@ -228,7 +228,8 @@ class Loop:
                 return self.lookup(lambda x: MAPS[op.name].numpy(x, *more), x, op, limits)
         if op.name not in _RULES:
             raise ValueError(
-                f"The operation {op.name!r} has no integer version. Export without `quantization`."
+                f"The operation {op.name!r} cannot be computed with integers. Export without "
+                "`quantization`."
             )
         return self.fitted(_RULES[op.name](self, op), bits, size)
 
@@ -306,7 +307,7 @@ class Loop:
         """Returns a function of one variable as a table lookup."""
         b = self.owner(variable)
         if b.dtype in ("int64", "bool"):
-            raise ValueError(f"The operation {op.name!r} of integers has no integer version.")
+            raise ValueError(f"The operation {op.name!r} of integers cannot be exported.")
 
         def function(places):
             values = {}

@@ -34,7 +34,7 @@ def quantize(
         program, groups, x, small_rings: See `calibrate`.
 
     Raises:
-        ValueError: If an operation has no integer version.
+        ValueError: If an operation cannot be computed with integers.
     """
     calibrated, rewriting = calibrate(program, groups, x, small_rings), _Rewriting(program)
     kept = passes.kept_buffers(program, calibrated.groups)
@@ -47,7 +47,7 @@ def quantize(
             getattr(rewriting, group[0].kind)(group[0])
     owners = [b for b in program.owners(program.output) if b.kind != "constant"]
     if any(b.dtype in ("int64", "bool") for b in owners):
-        raise ValueError("An output of integers has no integer version.")
+        raise ValueError("An output of integers cannot be exported with `quantization`.")
     bits = owners[0].bits if owners else 15
     program.output = rewriting.formatted(program.output, bits, "int16", "")
     for b in program.states:
@@ -153,7 +153,7 @@ class _Rewriting:
     def reduce(self, op):
         (cells,) = op.args
         if op.name not in _FOLDS:
-            raise ValueError(f"The reduction {op.name!r} has no integer version.")
+            raise ValueError(f"The reduction {op.name!r} cannot be computed with integers.")
         x, y = as_grid(self.program, cells), op.buffer
         numbers = [op.size, len(cells), *x.strides, x.buffer.bits - y.bits]
         words = {"NAME": op.name, "OUT": TYPES[y.dtype], "FOLD": _FOLDS[op.name]}

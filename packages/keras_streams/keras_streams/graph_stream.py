@@ -25,9 +25,9 @@ from keras_streams.protocol import (
     StreamingMixin,
     check_built,
     check_cache,
+    check_causal,
     check_shape,
     check_start,
-    check_streams,
     flatten_inputs,
     keys_of,
     step_through,
@@ -126,9 +126,10 @@ def to_stream(
         if names:
             raise ValueError(
                 "The options of `to_stream` are for a model that becomes a stream: wrap a layer in "
-                f"keras.Sequential. Received: {names} with {model!r}, which is one"
+                f"keras.Sequential. Received: {names} with {model!r}, which streams "
+                "already"
             )
-        check_streams(model)
+        check_causal(model)
         return model
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")

@@ -483,8 +483,8 @@ def _rms_norm(o, x, scale=None):
 def _normalize(o, x):
     if o.order != 2:
         raise NotImplementedError("Use order=2.")
-    factor = ops.rsqrt(ops.sum(ops.square(x), o.axis, keepdims=True))
-    return x * ops.minimum(factor, 1 / _epsilon(o))
+    length = ops.sqrt(ops.sum(ops.square(x), o.axis, keepdims=True))
+    return x / ops.maximum(length, _epsilon(o))
 
 
 def _epsilon(o):
@@ -501,7 +501,7 @@ def _batch_norm(o, x, mean, variance, offset=None, scale=None):
 def _relu(o, x):
     y = ops.where(x > o.threshold, x, 0.0) if o.threshold else ops.maximum(x, 0.0)
     if o.negative_slope:
-        y = ops.where(x < o.threshold, o.negative_slope * (x - o.threshold), y)
+        y = ops.where(x >= o.threshold, y, o.negative_slope * (x - o.threshold))
     return y if o.max_value is None else ops.minimum(y, o.max_value)
 
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +23,26 @@ from keras_streams.files import write_files
 
 # These neither reorder nor fuse sums, nor ignore NaN, so results do not depend on the compiler.
 OPTIONS = ["-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+OPTIONS += ["-Werror=incompatible-pointer-types"]
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 def find_compiler() -> list[str] | None:
-    """Returns the command of a C compiler: `$CC`, `cc`, or that of the ziglang package."""
-    command = os.environ.get("CC", "").strip() or shutil.which("cc")
+    """Returns the command of a C compiler: `$CC`, `cc`, or that of the ziglang package.
+
+    Raises:
+        FileNotFoundError: If `$CC` names no program.
+    """
+    chosen = os.environ.get("CC", "").strip()
+    command = chosen or shutil.which("cc")
     if command:
-        return _split(command)
+        words = _split(command)
+        if shutil.which(words[0]) is None:
+            raise FileNotFoundError(
+                "The environment variable CC must be the command of a C compiler, or unset. "
+                f"Received: CC={chosen!r}, and there is no program {words[0]!r}"
+            )
+        return words
     return ZIG if has_zig() else None
 
 
@@ -103,7 +116,9 @@ def build(source: Source, command: Sequence[str]) -> bytes:
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode == 0:
             return built.read_bytes()
-    raise RuntimeError(f"{shlex.join(command)} failed: {run.stderr[-2000:]}")
+    raise RuntimeError(
+        f"{shlex.join(command)} failed with status {run.returncode}: {run.stderr[-2000:]}"
+    )
 
 
 def _store(folder, name, content):
@@ -138,10 +153,16 @@ def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
 
 
 def source_files(source: Source, folder: str | os.PathLike) -> dict[pathlib.Path, bytes]:
-    """Returns the contents of `prefix.c` and `prefix.h` in a folder."""
-    code = pathlib.Path(folder, f"{source.prefix}.c")
-    header = source.comment + source.header
-    return {code: source.code.encode(), code.with_suffix(".h"): header.encode()}
+    """Returns the contents of `prefix.c` and `prefix.h` in a folder.
+
+    `prefix.c` does not compile with the header of another export.
+    """
+    path, name = pathlib.Path(folder, f"{source.prefix}.c"), f"{source.prefix.upper()}_EXPORT"
+    number = zlib.crc32(f"{source.header}{source.code}".encode())
+    header = f"{source.comment}#define {name} {number}u\n\n{source.header}"
+    message = f"{source.prefix}.h and {source.prefix}.c are of different exports."
+    code = f'{source.code}\n#if {name} != {number}u\n#error "{message}"\n#endif\n'
+    return {path: code.encode(), path.with_suffix(".h"): header.encode()}
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int16_t": "int16"}
@@ -208,8 +229,11 @@ class NativeStream:
 
     def _numbers(self, x):
         x = np.asarray(x)
-        if x.shape != self._x.shape:
-            raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
+        if x.shape != self._x.shape or x.dtype.kind == "O":
+            raise ValueError(
+                f"`x` must be an array of numbers of shape ({self.inputs},). Received: shape "
+                f"{x.shape}, dtype {x.dtype}"
+            )
         return x
 
     def reset(self) -> None:

@@ -122,7 +122,7 @@ def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
 # Checks
 
 
-def check_streams(layer: Any) -> None:
+def check_causal(layer: Any) -> None:
     """Raises ValueError unless a streaming layer is causal."""
     if not getattr(layer, "is_causal", True):
         raise ValueError(
@@ -144,7 +144,7 @@ def check_built(layer: keras.Layer) -> None:
 
 def check_start(layer: Any, batch_size: int | Tensor) -> None:
     """Raises ValueError unless a layer can stream `batch_size` rows, an integer or a tensor."""
-    check_streams(layer)
+    check_causal(layer)
     check_built(layer)
     if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
         raise ValueError(

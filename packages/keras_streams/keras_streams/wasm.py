@@ -22,8 +22,8 @@ def write_wasm(model: Any, path: pathlib.Path, overwrite: bool = False) -> pathl
     if not has_zig():
         raise ImportError("format='wasm' needs a compiler: pip install ziglang")
     files = path, path.with_suffix(".mjs")
-    for file in files if path.parent.is_dir() else ():
-        check_output(file, overwrite=overwrite)
+    for file in files:
+        check_output(file, overwrite=overwrite, makes_folders=True)
     stream = exported_stream(model)
     source, x, expected = proven_source(stream, "model")
     contents = compile_wasm(source), es_module(source, path.stem).encode()
@@ -66,12 +66,15 @@ def es_module(source: Source, stem: str) -> str:
 
 
 _SCRIPT = """
-import { readFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { load } from "./model.mjs";
 const stream = await load(await readFile("model.wasm"));
-const x = JSON.parse(await readFile("x.json"));
-const y = x.map((row) => Array.from(stream.step(row.map?.((v) => v ?? NaN) ?? row)));
-console.log(JSON.stringify(y));
+const x = new Float64Array(new Uint8Array(await readFile("x")).buffer);
+const width = Number(process.argv[2]);  // 0 for tokens
+const y = [];
+for (let i = 0; i < x.length; i += width || 1)
+  y.push(...stream.step(width ? x.subarray(i, i + width) : x[i]));
+await writeFile("y", new Float64Array(y));
 """
 
 
@@ -80,11 +83,10 @@ def _run_in_node(contents, x):
     with tempfile.TemporaryDirectory() as folder:
         for name, content in zip(("model.wasm", "model.mjs"), contents, strict=True):
             pathlib.Path(folder, name).write_bytes(content)
-        rows = json.dumps(x.tolist()).replace("NaN", "null")
-        pathlib.Path(folder, "x.json").write_text(rows)
+        x.astype("float64").tofile(pathlib.Path(folder, "x"))
         pathlib.Path(folder, "run.mjs").write_text(_SCRIPT)
-        command = ["node", "run.mjs"]
+        command = ["node", "run.mjs", str(x.shape[1] if x.ndim > 1 else 0)]
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if run.returncode != 0:
             raise RuntimeError(f"Node failed to run the WebAssembly: {run.stderr[-2000:]}")
-        return np.array(json.loads(run.stdout), dtype="float64")
+        return np.fromfile(pathlib.Path(folder, "y")).reshape(len(x), -1)

