@@ -29,15 +29,18 @@ class _Command(typer.core.TyperCommand):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except ValueError as error:
+        except (ValueError, FileNotFoundError) as error:
+            if getattr(error, "filename", None) is not None:  # from the operating system
+                raise
             given = _parse(ctx.params.get("words"))[1]
             own = (p.name for p in self.params if not isinstance(p, typer.core.TyperArgument))
-            names = {*own, *given, *_BATCHES}
-            raise ValueError(re.sub(r"`(\w+)`", lambda m: _option(m, names), str(error))) from error
+            names = {*own, *given, *_NAMED}
+            kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
+            raise kind(re.sub(r"`(\w+)`", lambda m: _option(m, names), str(error))) from error
 
 
 # Options of recipes that errors name even if they are not given.
-_BATCHES = ("batch_size", "sequence_length", "context_length")
+_NAMED = ("batch_size", "context_length", "data_dir", "epochs", "sequence_length")
 
 
 def _option(match, names):
@@ -112,7 +115,7 @@ def list_command(
 ):
     """List the zoo's models, with published results and ours.
 
-    A PATTERN such as 'trellisnet_*' selects some.
+    A PATTERN such as 'trellisnet_*' selects models by name.
     """
     from trellis_keras import zoo
     from trellis_keras.zoo import registry, results
@@ -370,7 +373,7 @@ def generate(
         float | None, _described("P", "Probability mass of top_p (default: 0.9).", min=0, max=1)
     ] = None,
     beams: Annotated[int | None, _described("N", "Number of beams (default: 5).", min=1)] = None,
-    stop: Annotated[
+    stop_tokens: Annotated[
         list[str] | None,
         _described("TOKEN", "Token that ends a text, such as `<eos>`; repeat for several."),
     ] = None,
@@ -390,9 +393,11 @@ def generate(
     texts = []
     for start in prompt or []:
         tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
-        texts.append(model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop))
+        texts.append(
+            model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop_tokens)
+        )
     if not prompt:  # as an id: the first token may be only part of a character
-        ids = model.generate_stream([0], 1 + length, chosen, seed=seed, stop_tokens=stop)
+        ids = model.generate_stream([0], 1 + length, chosen, seed=seed, stop_tokens=stop_tokens)
         texts.append(text_pieces(model.vocabulary, ids))
     if sampler in ("beam", "contrastive"):
         typer.echo(f"{sampler} compares whole texts, which appear at the end.", err=True)
@@ -439,13 +444,13 @@ def export(
     RUN is a folder of `train`. PATH is the folder of all versions of a SavedModel, or a file, whose
     suffix .tflite, .onnx, .c or .wasm chooses the format.
     """
-    from keras_streams.exporter import format_of
     from trellis_keras.export import export as export_model
+    from trellis_keras.export import format_of
     from trellis_keras.layers.checks import check_choice
     from trellis_keras.zoo.evaluation import representative_data
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
 
-    format = format or format_of(path, "saved_model")
+    format = format or format_of(path)
     check_no_file_of_a_run(path)
     examples = None
     if format == "c" and quantization is not None:

@@ -461,7 +461,8 @@ def generate(command, tmp_path):
 
 def test_what_the_model_is_asked_for(generate, speaker):
     status, out, err = generate(
-        "--prompt", "a", "--prompt", "bab", "--length", 5, "--stop", ".", "--stop", "a", "--seed", 3
+        "--prompt", "a", "--prompt", "bab", "--length", 5,
+        "--stop-tokens", ".", "--stop-tokens", "a", "--seed", 3,
     )  # fmt: skip
     assert (status, out, err) == (0, "ab.\n\nab.\n", "")
     options = {"seed": 3, "stop_tokens": [".", "a"]}

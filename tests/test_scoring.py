@@ -129,6 +129,16 @@ def test_lines_are_documents(backbone, tmp_path):
     np.testing.assert_allclose(ours, [sums, counts], rtol=1e-5, atol=1e-5)
 
 
+def test_documents_in_memory():
+    model = language_model(CHARACTERS)
+    one, several = (scoring.score_documents(model, given) for given in ("ab", ["ab"]))
+    np.testing.assert_array_equal(one, several)
+    with pytest.raises(ValueError, match="`documents` must be strings. Received: 3"):
+        scoring.score_documents(model, ["ab", 3])
+    with pytest.raises(ValueError, match="`batch_tokens` must be a power of two"):
+        scoring.score_documents(model, "ab", batch_tokens=32.0)
+
+
 @pytest.mark.parametrize("backbone", [TRELLIS, "dilated"])
 def test_a_whole_text(backbone, tmp_path):
     """The model reads on from line to line."""

@@ -286,6 +286,7 @@ def test_lattices_that_do_not_fit():
     name = "rnn.layers.1.rnn.0.gate1.weight"
     for wrong, message in (
         (state | {name: np.zeros((2, 6))}, "gate1.weight' must convert"),
+        (state | {name: state[name] * np.nan}, "gate1.weight' must be finite"),
         (lattice_weights(depth=1), "lacks.*layers.1.rnn.0.gate0"),
         (lattice_weights(depth=3), "rnn.layers.2.rnn.0.lin.weight"),
     ):
@@ -299,6 +300,10 @@ def test_lattices_that_do_not_fit():
         (LRU(3, 2, variant="rg"), "convention"),
         (LRU(4, 2), "projection"),
         (TCN(3, 2, 1, normalization="batch"), "normalization"),
+        (TCN(3, 2, 1, activation="tanh"), "activation='relu'. Received: activation='tanh'"),
+        (TCN(3, 2, 1, skip_connections=True), "skip_connections=False"),
+        (TCN(3, 2, 1, padding="same"), "padding='causal'"),
+        (TCN(3, 2, 1, go_backwards=True), "go_backwards=False"),
     ],
 )
 def test_layers_that_the_authors_do_not_have(layer, message):

@@ -259,8 +259,8 @@ def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Pat
     found = next(filter(None, map(existing, places)), None)
     if found is None:
         raise FileNotFoundError(
-            f"There is no file {' or '.join(map(str, places))}. If it has moved, pass its folder "
-            "as `data_dir`."
+            f"There is no file {' or '.join(map(str, places))}. Check its name; if it has moved, "
+            "pass its folder as `data_dir`."
         )
     return found
 

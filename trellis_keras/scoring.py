@@ -21,7 +21,7 @@ from trellis_keras._keras_internals import all_layers
 from trellis_keras.data.lines import LineReader
 from trellis_keras.files import checksum, read_npz
 from trellis_keras.jobs import Job, different_settings
-from trellis_keras.layers.checks import check_choice
+from trellis_keras.layers.checks import check_choice, is_integer
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
@@ -142,7 +142,7 @@ def score(
 
 def score_documents(
     model: LanguageModel | NeuralCache,
-    documents: Sequence[str],
+    documents: Sequence[str] | str,
     *,
     start: str | None = None,
     batch_tokens: int | None = None,
@@ -153,8 +153,8 @@ def score_documents(
 
     Args:
         model, start, batch_tokens: As in `score`.
-        documents: Sequence of strings, encoded unchanged: with a word vocabulary, `"<eos>"` is read
-            after each line.
+        documents: Sequence of strings, or a string, encoded unchanged: with a word vocabulary,
+            `"<eos>"` is read after each line.
 
     Example:
 
@@ -167,6 +167,10 @@ def score_documents(
     [3, 0, 2]
     """
     _check_model(model, start, batch_tokens)
+    documents = [documents] if isinstance(documents, str) else list(documents)
+    wrong = next((one for one in documents if not isinstance(one, str)), None)
+    if wrong is not None:
+        raise ValueError(f"`documents` must be strings. Received: {wrong!r}")
     scorer = _Scorer(model, batch_tokens or _default_batch_tokens(model), _start(model, start))
     ids = [model.vocabulary.encode(document) for document in documents]
     sums, counts = np.zeros(len(ids)), np.zeros(len(ids), "int64")
@@ -199,9 +203,11 @@ def _check_model(model, start, batch_tokens):
     model.stream()  # raises if the model does not stream
     if start is not None and start not in model.vocabulary.tokens:
         raise ValueError(f"`start` must be a token of the vocabulary. Received: {start!r}")
-    if batch_tokens is not None and (batch_tokens < 16 or batch_tokens & (batch_tokens - 1)):
+    if batch_tokens is not None and not (
+        is_integer(batch_tokens, 16) and batch_tokens & (batch_tokens - 1) == 0
+    ):
         raise ValueError(
-            f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens}"
+            f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens!r}"
         )
 
 

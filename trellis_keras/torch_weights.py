@@ -192,6 +192,8 @@ def _converted(parameter, arrays):
             f"{', '.join(map(repr, names))} must convert to shape {shape} (the authors' kernels "
             f"are (out, in, tap)). Received: {received}"
         )
+    if not np.all(np.isfinite(value)):
+        raise ValueError(f"{', '.join(map(repr, names))} must be finite. Received: NaN or infinity")
     return value
 
 
@@ -284,12 +286,30 @@ def _of_trellis(layer):
     return found
 
 
+_AUTHORS_TCN = {
+    "normalization": None,
+    "activation": "relu",
+    "skip_connections": False,
+    "padding": "causal",
+    "go_backwards": False,
+}
+
+
 def _of_tcn(layer):
-    normalization = layer.blocks[0].normalization
-    if normalization is not None:
+    block = layer.blocks[0]
+    found = {
+        "normalization": block.normalization,
+        "activation": keras.activations.serialize(block.activation),
+        "skip_connections": layer.skip_connections,
+        "padding": layer.padding,
+        "go_backwards": layer.go_backwards,
+    }
+    wrong = {name: found[name] for name, value in _AUTHORS_TCN.items() if found[name] != value}
+    if wrong:
+        needed = ", ".join(f"{name}={_AUTHORS_TCN[name]!r}" for name in wrong)
         raise ValueError(
-            "The authors' TCN has no normalization layers. Build the TCN with normalization=None. "
-            f"Received: normalization={normalization!r}"
+            f"The authors' TCN computes something else. Build the TCN with {needed}. Received: "
+            f"{', '.join(f'{name}={value!r}' for name, value in wrong.items())}"
         )
     found = []
     for i, block in enumerate(layer.blocks):

@@ -189,6 +189,7 @@ def test_a_head_needs_only_a_call():
         ("mixture", "experts", 2.0),
         ("mixture", "latent_units", 0),
         ("mixture", "epsilon", 0.0),
+        ("mixture", "epsilon", float("inf")),
         ("adaptive", "cutoffs", (12, 5)),
         ("adaptive", "cutoffs", (5, V)),
         ("adaptive", "cutoffs", 5),

@@ -8,7 +8,7 @@ from tests.support.generation import random_tokens, recurrent, small
 from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras.data import TokenStream
 from trellis_keras.layers import TCN, DenseHead, TrellisLayer
-from trellis_keras.models import DynamicEvaluation, LanguageModel
+from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
 
 pytestmark = pytest.mark.both_backends
 
@@ -109,8 +109,12 @@ def test_errors():
         DynamicEvaluation(model, 0.1, rule="adam")
     with pytest.raises(ValueError, match="only for rule='rms'"):
         DynamicEvaluation(model, 0.1, rule="sgd", epsilon=0.1)
-    with pytest.raises(ValueError, match="`learning_rate` must be a nonnegative number"):
+    with pytest.raises(ValueError, match="`learning_rate` must be a number >= 0"):
         DynamicEvaluation(model, float("nan"))
+    with pytest.raises(ValueError, match="`decay`"):
+        DynamicEvaluation(model, 0.1, decay=2)
+    with pytest.raises(ValueError, match="`model` must be a LanguageModel"):
+        DynamicEvaluation(NeuralCache(model), 0.1)
     dynamic = DynamicEvaluation(model, 0.1)
     with pytest.raises(ValueError, match="collect_statistics"):
         dynamic.evaluate(random_tokens(9))

@@ -407,7 +407,7 @@ def test_pieces_of_any_tokens(unit, data):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompts": [[1, 2], []]}, "prompts"),
+        ({"prompts": [[1, 2], []]}, r"Received: \[\[1, 2\], \[\]\]"),
         ({"prompts": np.array([1, 2])}, "prompts"),
         ({"prompts": [[1, 2], ["a"]]}, "integers"),
         ({"prompts": [[1, SIZE]]}, "11"),

@@ -526,6 +526,9 @@ WRONG_DATA = [
     ((OneBatch(GOOD, BAD),), {}, OUTSIDE),
     ((TEXT,), {"validation_data": BAD_TEXT}, OUTSIDE),
     ((GOOD, GOOD), {"validation_data": (BAD, GOOD)}, OUTSIDE),
+    ((GOOD, GOOD), {"sample_weight": np.ones((2, 3))}, r"\(batch,\), or that of y"),
+    ((GOOD, GOOD[:, :4]), {"sample_weight": np.ones((2, 9))}, r"\(batch,\), or that of y"),
+    ((GOOD, GOOD[:, :0]), {}, "no targets"),
     ((GOOD * 1.0, GOOD), {}, "type float64"),
     ((GOOD[..., None], GOOD[..., None]), {}, r"must have axes \(batch, time\)"),
 ]
@@ -536,6 +539,6 @@ def test_wrong_data(arguments, options, message):
     model = make()
     with pytest.raises(ValueError, match=message):
         model.fit(*arguments, verbose=0, **options)
-    if not options:
+    if "validation_data" not in options:
         with pytest.raises(ValueError, match=message):
-            model.evaluate(*arguments, verbose=0)
+            model.evaluate(*arguments, verbose=0, **options)

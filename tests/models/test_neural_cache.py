@@ -148,6 +148,8 @@ def test_errors():
     model = small(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`mix` must lie between 0 and 1. Received: .*mix=1.5"):
         NeuralCache(model, mix=1.5)
+    with pytest.raises(ValueError, match="`theta` must be a number >= 0"):
+        NeuralCache(model, theta="1")
     with pytest.raises(ValueError, match="size"):
         NeuralCache(model, size=0)
     with pytest.raises(ValueError, match="two steps or more"):

@@ -345,6 +345,9 @@ def test_metrics_of_probabilities_at_a_threshold_of_logits():
     results = model.evaluate(x, y, verbose=0, return_dict=True)
     on = model.predict(x, verbose=0) > 0
     assert results["precision"] == pytest.approx(y[on].mean(), rel=1e-5)
+    model = polyphonic(metrics=["accuracy"])
+    results = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert results["binary_accuracy"] == pytest.approx(np.mean(on == (y == 1)), rel=1e-5)
 
 
 @pytest.mark.skipif(JAX, reason="about TensorFlow")
@@ -587,8 +590,7 @@ WRONG_MODELS = [
     (lambda: polyphonic(metrics=[keras.losses.binary_crossentropy]), "from_logits"),
     (lambda: polyphonic(weighted_metrics=[keras.metrics.AUC()]), "from_logits"),
     (lambda: polyphonic(metrics={"a": keras.metrics.Precision()}), "threshold"),
-    (lambda: polyphonic(metrics=["binary_accuracy"]), "threshold"),
-    (lambda: PolyphonicModel(Mix(True), keys=1).compile(metrics=["accuracy"]), "threshold"),
+    (lambda: polyphonic(metrics=[keras.metrics.BinaryAccuracy()]), "threshold"),
 ]
 
 
@@ -639,6 +641,8 @@ def test_other_wrong_data(tmp_path):
         model.quantize("int8")
     with pytest.raises(ValueError, match="class_weight"):
         model.fit(X[..., :1], LABELS, class_weight={"c": 2}, verbose=0)
+    with pytest.raises(ValueError, match="a dict from classes to weights. Received: 'balanced'"):
+        model.fit(X[..., :1], LABELS, class_weight="balanced", verbose=0)
     per_step = compiled(classifier(per_step=True))
     for train in (per_step.fit, per_step.train_on_batch):
         with pytest.raises(ValueError, match="class_weight.* sample_weight="):
@@ -652,6 +656,13 @@ def test_targets_are_not_broadcast_to_the_outputs(units):
         evaluated(regressor(), X, np.zeros((4, *units)))
     with pytest.raises(ValueError, match="shape of the outputs"):
         evaluated(polyphonic(), np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
+
+
+@both_backends
+def test_targets_have_the_steps_of_the_outputs():
+    model = compiled(SequenceRegressor(lstm(True), 1, per_step=True))
+    with pytest.raises(ValueError, match="as many steps as the outputs. Received: 4 .* 5 of"):
+        model.fit(X, np.zeros((4, 4)), verbose=0)
 
 
 @pytest.mark.parametrize("per_step", [False, True])

@@ -117,6 +117,12 @@ def test_wrong_options(model, tmp_path, options, message):
     assert names(tmp_path) == []
 
 
+def test_a_suffix_that_no_format_has(model, tmp_path):
+    with pytest.raises(ValueError, match=r"model.keras has the suffix .*, or a folder without"):
+        export(model, tmp_path / "model.keras")
+    assert names(tmp_path) == []
+
+
 def test_wrong_models(tmp_path):
     layer = TCN(2, 2, depth=1)
     layer.build((None, None, 2))

@@ -233,6 +233,8 @@ def test_wrong_arguments(tmp_path):
     for wrong, named in (
         ({"seed": -1}, "seed=-1"),
         ({"save_minutes": 0}, "save_minutes"),
+        ({"save_minutes": "1"}, "save_minutes"),
+        ({"callbacks": keras.callbacks.History()}, "a list of callbacks"),
         ({"callbacks": [keras.callbacks.History()]}, "History"),
         ({"callbacks": [stopping]}, "restore_best_weights"),
     ):

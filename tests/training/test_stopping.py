@@ -189,6 +189,8 @@ def test_training_resumes_after_the_limit(tmp_path, capsys, clock):
 def test_wrong_limits(tmp_path):
     with pytest.raises(ValueError, match="seconds=nan"):
         TimeLimit(math.nan)
+    with pytest.raises(ValueError, match="seconds='1'"):
+        TimeLimit("1")
     limit = TimeLimit(9, checkpoint=Checkpoint(tmp_path))
     with pytest.raises(ValueError, match="TimeLimit"):
         make_model().fit(

@@ -12,7 +12,8 @@ import numpy as np
 
 from keras_streams.c_export import FIXED_TOLERANCE, Quantization, native
 from keras_streams.endpoints import model_stream
-from keras_streams.exporter import SUFFIXES, check_backend, format_of, write_step
+from keras_streams.exporter import SUFFIXES, check_backend, write_step
+from keras_streams.exporter import format_of as _format_of
 from keras_streams.graph_stream import GraphStream
 from keras_streams.protocol import check_built
 from trellis_keras import kernels
@@ -83,7 +84,7 @@ def export(
     >>> export(model, "serving/trellisnet_char").as_posix()
     'serving/trellisnet_char/1'
     """
-    format = format or format_of(path, "saved_model")
+    format = format or format_of(path)
     if format not in ("saved_model", *SUFFIXES):
         formats = ", ".join(map(repr, ("saved_model", *SUFFIXES)))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
@@ -111,6 +112,17 @@ def export(
     else:
         model = model_stream(model)
     return write_saved_model(model, pathlib.Path(path).expanduser(), version, warmup)
+
+
+def format_of(path: str | os.PathLike) -> str:
+    """Returns the format of a path: that of its suffix, or a SavedModel without a suffix."""
+    suffix = pathlib.Path(path).suffix
+    if suffix[1:].isalpha() and suffix not in SUFFIXES.values():
+        raise ValueError(
+            f"{path} has the suffix of no format. Pass a file that ends in one of "
+            f"{', '.join(SUFFIXES.values())}, or a folder without a suffix for a SavedModel."
+        )
+    return _format_of(path, "saved_model")
 
 
 def _step_of(model):

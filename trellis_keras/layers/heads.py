@@ -254,7 +254,9 @@ class MixtureOfSoftmaxes(DenseHead):
         check_rates(latent_dropout=latent_dropout)
         if latent_units is not None:
             latent_units = check_integer("latent_units", latent_units, 1)
-        if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):
+        if epsilon is not None and not (
+            isinstance(epsilon, numbers.Real) and 0 < epsilon < math.inf
+        ):
             raise ValueError(f"`epsilon` must be positive or None. Received: epsilon={epsilon!r}")
         self.latent_units = latent_units
         self.epsilon = epsilon

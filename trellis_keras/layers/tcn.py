@@ -11,9 +11,9 @@ from keras import ops
 from keras_streams.protocol import (
     StreamingMixin,
     check_built,
+    check_causal,
     check_start,
     check_stream,
-    check_streams,
 )
 from trellis_keras import kernels
 from trellis_keras.kernels.activations import activate
@@ -589,7 +589,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         >>> tuple(y.shape)
         (2, 8)
         """
-        check_streams(self)
+        check_causal(self)
         check_built(self)
         return [block.initial_cache(batch_size) for block in self.blocks]
 

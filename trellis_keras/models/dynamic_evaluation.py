@@ -8,13 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.protocol import check_built
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_choice, check_integer
+from trellis_keras.layers.checks import check_choice, check_integer, check_not_negative
 from trellis_keras.models import losses
 from trellis_keras.models.base import check_tokens, text_rows
 from trellis_keras.models.gradients import with_gradient
-from trellis_keras.models.language_model import LanguageModel
+from trellis_keras.models.language_model import LanguageModel, check_language_model
 
 _RULES = ("rms", "sgd")
 
@@ -72,17 +71,15 @@ class DynamicEvaluation:
         segment_length: int = 5,
     ) -> None:
         check_choice("rule", rule, _RULES)
-        if not (0 <= learning_rate < math.inf and 0 <= decay <= 1):
-            raise ValueError(
-                "`learning_rate` must be a nonnegative number, and `decay` must lie in [0, 1]. "
-                f"Received: learning_rate={learning_rate}, decay={decay}"
-            )
+        check_language_model(model)
+        check_not_negative(learning_rate=learning_rate)
+        if not 0 <= decay <= 1:
+            raise ValueError(f"`decay` must lie in [0, 1]. Received: decay={decay}")
         if epsilon is not None and (rule == "sgd" or not 0 < epsilon < math.inf):
             raise ValueError(
                 "`epsilon` must be positive, and is only for rule='rms'. "
                 f"Received: epsilon={epsilon}, rule={rule!r}"
             )
-        check_built(model)
         self.model = model
         self.learning_rate = learning_rate
         self.decay = decay
@@ -101,6 +98,8 @@ class DynamicEvaluation:
                 text. Each batch starts with an empty cache.
             steps: Positive integer, number of batches to use. Defaults to `None`, all of them.
         """
+        if steps is not None:
+            check_integer("steps", steps, 1)
         weights, others = self._weights()
         squares, count = [np.zeros(w.shape, "float64") for w in self.model.trainable_variables], 0
         if isinstance(batches, keras.utils.PyDataset):

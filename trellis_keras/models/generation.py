@@ -413,7 +413,7 @@ def _encode_prompts(model, prompts):
     if not lengths or not all(lengths):
         raise ValueError(
             "`prompts` must be strings or rows of token ids, at least one, and none empty. "
-            f"Received: prompts of {lengths} tokens"
+            f"Received: {list(prompts)[:5]!r}"
         )
     for row in rows:
         check_tokens(row, model.vocabulary_size)

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.exported_stream import ExportedStream
-from keras_streams.protocol import at_least_float32, check_shape
+from keras_streams.protocol import at_least_float32, check_built, check_shape
 from trellis_keras._keras_internals import all_layers, no_automatic_dependency_tracking
 from trellis_keras.layers.checks import check_choice, check_positive, check_rates
 from trellis_keras.layers.heads import DenseHead, Head
@@ -420,8 +420,8 @@ class LanguageModel(TextGenerator, BackboneModel):
         """
         self._encode_class_weight(kwargs.get("class_weight"))
         validation = kwargs.get("validation_data")
-        validation = validation[:2] if isinstance(validation, (tuple, list)) else [validation]
-        self._check_tokens(x, y, *validation)
+        self._check_data(x, y, kwargs.get("sample_weight"))
+        self._check_data(*(validation if isinstance(validation, (tuple, list)) else [validation]))
         self._build_for_tokens()
         if shuffle is None:
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
@@ -438,14 +438,21 @@ class LanguageModel(TextGenerator, BackboneModel):
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, shuffle=shuffle, **kwargs)
 
     def evaluate(
-        self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Evaluates as `keras.Model.evaluate` does; a stateful backbone starts from zero states."""
-        self._check_tokens(x, y)
+        self._check_data(x, y, sample_weight)
         self._build_for_tokens()
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
-        return super().evaluate(x, y, batch_size, *args, **kwargs)
+        return super().evaluate(x, y, batch_size, verbose, sample_weight, *args, **kwargs)
 
     def predict(
         self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any
@@ -464,6 +471,22 @@ class LanguageModel(TextGenerator, BackboneModel):
         """Builds the model; Keras would do so, and save it, for the shapes of a batch's targets."""
         if not self.built:
             self.build((None, None))
+
+    def _check_data(self, x, y=None, sample_weight=None):
+        """Checks what `fit` and `evaluate` take, before JAX gives the variables to a step."""
+        self._check_tokens(x, y)
+        if not hasattr(x, "shape"):
+            return
+        self.loss_inputs(x, y)
+        if 0 in y.shape:
+            raise ValueError(f"There are no targets. Received: y of shape {tuple(y.shape)}")
+        if sample_weight is not None:
+            rows, *steps = np.shape(sample_weight) or [0]
+            if rows != y.shape[0] or math.prod(steps) not in (1, y.shape[1]):
+                raise ValueError(
+                    "`sample_weight` must have shape (batch,), or that of y. Received: shape "
+                    f"{np.shape(sample_weight)} with y of shape {tuple(y.shape)}"
+                )
 
     def _check_tokens(self, *sources):
         for source in sources:
@@ -588,6 +611,13 @@ class LanguageModel(TextGenerator, BackboneModel):
             for name in ("backbone", "head", "embeddings_initializer", "vocabulary")
         }
         return cls(**{**config, **objects})
+
+
+def check_language_model(model: Any) -> None:
+    """Raises ValueError unless a model is a built `LanguageModel`."""
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"`model` must be a LanguageModel. Received: {model!r}")
+    check_built(model)
 
 
 def _reads_later_steps(layer):

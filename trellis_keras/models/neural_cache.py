@@ -7,12 +7,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.protocol import at_least_float32, check_built
+from keras_streams.protocol import at_least_float32
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.checks import check_integer
+from trellis_keras.layers.checks import check_integer, check_not_negative
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.generation import TextGenerator, cached_function
-from trellis_keras.models.language_model import LanguageModel
+from trellis_keras.models.language_model import LanguageModel, check_language_model
 from trellis_keras.types import Cache, Tensor
 
 # Number of tokens that `log_probabilities` reads at once.
@@ -61,12 +61,10 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
     def __init__(
         self, model: LanguageModel, size: int = 2000, theta: float = 0.3, mix: float = 0.1
     ) -> None:
-        if not (0 <= theta < math.inf and 0 < mix < 1):
-            raise ValueError(
-                "`theta` must be a nonnegative number, and `mix` must lie between 0 and 1. "
-                f"Received: theta={theta}, mix={mix}"
-            )
-        check_built(model)
+        check_language_model(model)
+        check_not_negative(theta=theta)
+        if not 0 < mix < 1:
+            raise ValueError(f"`mix` must lie between 0 and 1. Received: mix={mix}")
         super().__init__(name=model.name)
         self.model = model
         self.size = check_integer("size", size, 1)

@@ -230,6 +230,10 @@ class SequenceClassifier(SequenceModel):
     def _encode_class_weight(self, class_weight):
         if super()._encode_class_weight(class_weight) is None:
             return None
+        if not isinstance(class_weight, dict):
+            raise ValueError(
+                f"`class_weight` must be a dict from classes to weights. Received: {class_weight!r}"
+            )
         numbers = {name: number for number, name in enumerate(self.class_names or ())}
         by_number = {numbers.get(key, key): weight for key, weight in class_weight.items()}
         unknown = [key for key in by_number if key not in range(self.num_classes)]

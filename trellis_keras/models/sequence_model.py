@@ -329,15 +329,7 @@ class SequenceModel(BackboneModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss of a batch, and updates the metrics."""
-        if self.per_step and self._uses_default_loss:
-            targets, outputs = y.shape[1], y_pred.shape[1]
-            # A single step of targets would be broadcast to all steps.
-            if None not in (targets, outputs) and targets != outputs:
-                raise ValueError(
-                    "Per-step targets must have as many steps as the outputs. "
-                    f"Received: {targets} steps of targets, {outputs} of outputs"
-                )
-        y = self._shaped_targets(y, y_pred)
+        y = self._checked_targets(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, regardless of their weights.
         terms = self._loss_terms(x, y, y_pred, weight)
@@ -357,7 +349,19 @@ class SequenceModel(BackboneModel):
             return self.get_metrics_result()
         # Keras builds them here, from a symbolic batch.
         weight = self._weights(y_pred, sample_weight)
-        return super().compute_metrics(x, self._shaped_targets(y, y_pred), y_pred, weight)
+        return super().compute_metrics(x, self._checked_targets(y, y_pred), y_pred, weight)
+
+    def _checked_targets(self, y, y_pred):
+        """Returns `_shaped_targets`, or raises ValueError."""
+        if self.per_step and self._uses_default_loss:
+            targets, outputs = y.shape[1], y_pred.shape[1]
+            # A single step of targets would be broadcast to all steps.
+            if None not in (targets, outputs) and targets != outputs:
+                raise ValueError(
+                    "Per-step targets must have as many steps as the outputs. "
+                    f"Received: {targets} steps of targets, {outputs} of outputs"
+                )
+        return self._shaped_targets(y, y_pred)
 
     def _weights(self, y_pred, sample_weight):
         """The weight of each output: (batch,), or (batch, time) in a per-step model."""
@@ -583,13 +587,16 @@ def _loss_of_logits(loss):
 
 
 def _metric_of_logits(metric):
-    """Returns a metric; one given by name gets `from_logits=True`, if it has this argument."""
+    """Returns a metric; one given by name gets `from_logits=True` or the threshold of logits."""
     if not isinstance(metric, str):
         _check_takes_logits(metric)
     elif metric.lower() not in ("acc", "accuracy"):  # which Keras chooses by the shapes
         found = keras.metrics.get(metric)
-        if "from_logits" in found.get_config():
+        config = found.get_config()
+        if "from_logits" in config:
             return type(found)(name=metric, from_logits=True)
+        if config.get("threshold") is not None:
+            return type(found)(name=metric, threshold=0.0)
         _check_takes_logits(found)
     return metric
 

@@ -1,5 +1,6 @@
 """Checkpoints from which a killed run resumes bit for bit."""
 
+import numbers
 import re
 from collections.abc import Sequence
 from os import PathLike
@@ -98,8 +99,13 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.seed = check_integer("seed", seed, minimum=0)
-        if save_minutes is not None and not save_minutes > 0:
-            raise ValueError(f"`save_minutes` must be positive. Received: {save_minutes}")
+        is_number = isinstance(save_minutes, numbers.Real)
+        if save_minutes is not None and not (is_number and save_minutes > 0):
+            raise ValueError(
+                f"`save_minutes` must be a positive number. Received: {save_minutes!r}"
+            )
+        if not isinstance(callbacks, (list, tuple)):
+            raise ValueError(f"`callbacks` must be a list of callbacks. Received: {callbacks!r}")
         for callback in callbacks:
             _check_memory(callback)
         self.directory = make_writable(directory)

@@ -50,6 +50,8 @@ class GradientNorms(keras.callbacks.Callback):
         self.steps = steps
 
     def on_train_begin(self, logs: Logs = None) -> None:
+        if not len(self.batches):
+            raise ValueError("`batches` must contain a batch or more. Received: none")
         self._compile()
         index = {id(v): i for i, v in enumerate(self.model.trainable_variables)}
         self._indices = {

@@ -1,6 +1,7 @@
 """Callbacks that stop training: without improvement, at a loss of NaN, at a time limit."""
 
 import math
+import numbers
 from time import monotonic
 
 import keras
@@ -183,8 +184,9 @@ class TimeLimit(keras.callbacks.Callback):
         command: str | None = None,
     ) -> None:
         super().__init__()
-        if not seconds > 0:
-            raise ValueError(f"`seconds` must be positive. Received: seconds={seconds}")
+        is_number = isinstance(seconds, numbers.Real)
+        if not (is_number and seconds > 0):
+            raise ValueError(f"`seconds` must be a positive number. Received: seconds={seconds!r}")
         self.checkpoint = checkpoint
         self.command = command
         self.stopped = False

@@ -22,7 +22,12 @@ from trellis_series.panel import Columns, check_columns, read_future, read_panel
 from trellis_series.saving import check_folder
 from trellis_series.times import parse_times, time_range
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # as in `trellis-keras`
+)
 _WINDOWS = 5  # of the backtest, unless a series is too short
 _WORST = 5  # series named under the table
 _ROUNDING = 1e-12  # of the values: the error of a forecast that is exact
@@ -335,4 +340,4 @@ def main() -> None:
         if isinstance(error, FileNotFoundError) and error.filename is not None:
             text = f"There is no file {error.filename}."
         typer.echo(f"Error: {printable(text)}", err=True)
-        sys.exit(1)
+        sys.exit(2)

@@ -75,7 +75,7 @@ class Forecasts:
     >>> times = pd.date_range("2024-01-01", periods=240, freq="h")
     >>> y = 100 + 10 * np.sin(np.arange(240) * np.pi / 12)
     >>> forecasts = Forecasts(horizon=6).fit(pd.DataFrame({"ds": times, "y": y}))
-    >>> forecasts.predict().round(1).columns.tolist()
+    >>> forecasts.predict().columns.tolist()
     ['unique_id', 'ds', 'ours', 'ours-lo-80', 'ours-hi-80']
     """
 

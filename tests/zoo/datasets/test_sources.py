@@ -56,7 +56,7 @@ def test_environment_variable_and_argument(copy, tmp_path, monkeypatch):
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, f"~/{copy.name}")
     assert len(load("ptb").train) == 8
     other = tmp_path / "other"
-    with pytest.raises(FileNotFoundError, match="data_dir is not a folder. Received: .*other"):
+    with pytest.raises(FileNotFoundError, match="`data_dir` is not a folder. Received: .*other"):
         load("ptb", data_dir=other)
     other.mkdir()
     with pytest.raises(

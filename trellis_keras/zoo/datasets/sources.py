@@ -122,7 +122,7 @@ class Source:
         if folder:
             folder = Path(folder).expanduser()
             if not folder.is_dir():
-                origin = "data_dir" if data_dir else ENVIRONMENT_VARIABLE
+                origin = "`data_dir`" if data_dir else ENVIRONMENT_VARIABLE
                 raise FileNotFoundError(f"{origin} is not a folder. Received: {str(folder)!r}")
             found: list[Any] = [
                 next(filter(None, map(existing, places)), None) for places in self._places(folder)
