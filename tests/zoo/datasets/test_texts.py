@@ -263,7 +263,7 @@ def test_an_unknown_word_for_other_texts(path, word, place):
 @pytest.mark.parametrize(
     "content, options, error, message",
     [
-        (None, {}, FileNotFoundError, "There is no file .*my.txt. If it has moved"),
+        (None, {}, FileNotFoundError, "There is no file .*my.txt. Check its name; if it has moved"),
         (b"", {}, ValueError, "my.txt is empty"),
         (b"abc\xff" * 90, {}, ValueError, 'my.txt is not UTF-8.*0xff at offset 3.*unit="byte"'),
         (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
