@@ -153,7 +153,7 @@ def test_another_precision_goes_on(tmp_path):
     assert zoo.train(half, run, verbose=0).compute_dtype == "bfloat16"
     assert zoo.read_recipe(run).dtype_policy == "mixed_bfloat16"
     zoo.train(half.replace(dtype_policy="float32"), run, verbose=0)  # nothing is left to do
-    assert zoo.read_recipe(run).dtype_policy == "float32"
+    assert zoo.read_recipe(run).dtype_policy == "mixed_bfloat16"
     processes = json.loads((run / "environment.json").read_text())["processes"]
     computed = [(process["from_epoch"], process["dtype_policy"]) for process in processes]
     assert computed == [(1, "float32"), (2, "mixed_bfloat16")]
