@@ -265,7 +265,7 @@ def test_a_header_names_several_inputs_and_outputs(tmp_path):
     y = {"z": keras.layers.UpSampling1D(2)(x["q"]), "a": a}
     export(keras.Model(x, y), tmp_path / "model.c")
     header = (tmp_path / "model.h").read_text()
-    for line in ("x[0]: p", "x[1..2]: q", "y[0]: a", "y[1..4]: z"):
+    for line in ("x[0]: input p", "x[1..2]: input q", "y[0]: output a", "y[1..4]: output z"):
         assert f" *     {line}\n" in header
     assert "#define MODEL_DELAY 1, 0\n#define MODEL_RATE 1, (1.0 / 2)\n" in header
 

@@ -347,7 +347,7 @@ def test_metrics_of_probabilities_at_a_threshold_of_logits():
     assert results["precision"] == pytest.approx(y[on].mean(), rel=1e-5)
     model = polyphonic(metrics=["accuracy"])
     results = model.evaluate(x, y, verbose=0, return_dict=True)
-    assert results["binary_accuracy"] == pytest.approx(np.mean(on == (y == 1)), rel=1e-5)
+    assert results["accuracy"] == pytest.approx(np.mean(on == (y == 1)), rel=1e-5)
 
 
 @pytest.mark.skipif(JAX, reason="about TensorFlow")
@@ -591,6 +591,7 @@ WRONG_MODELS = [
     (lambda: polyphonic(weighted_metrics=[keras.metrics.AUC()]), "from_logits"),
     (lambda: polyphonic(metrics={"a": keras.metrics.Precision()}), "threshold"),
     (lambda: polyphonic(metrics=[keras.metrics.BinaryAccuracy()]), "threshold"),
+    (lambda: classifier().compile("sgd", metrics=["binary_accuracy"]), "threshold"),
 ]
 
 

@@ -90,7 +90,7 @@ class PolyphonicModel(SequenceModel):
         return super()._checked_loss(_of_keys(loss))
 
     def _checked_metrics(self, metrics):
-        return super()._checked_metrics(keras.tree.map_structure(_of_keys, metrics))
+        return super()._checked_metrics(keras.tree.map_structure(_metric_of_keys, metrics))
 
     def _check_inputs(self, x):
         self._check_roll("x", x)
@@ -118,6 +118,12 @@ def _of_keys(loss_or_metric):
     """Returns the binary one for Keras' short names, which Keras would choose by shapes."""
     if not isinstance(loss_or_metric, str):
         return loss_or_metric
-    kinds = {"accuracy": "binary_accuracy", "crossentropy": "binary_crossentropy"}
-    kinds |= {"acc": kinds["accuracy"], "ce": kinds["crossentropy"]}
+    kinds = dict.fromkeys(("ce", "crossentropy"), "binary_crossentropy")
     return kinds.get(loss_or_metric.lower(), loss_or_metric)
+
+
+def _metric_of_keys(metric):
+    """Returns what `_of_keys` does, and for an accuracy that of logits."""
+    if isinstance(metric, str) and metric.lower() in ("acc", "accuracy", "binary_accuracy"):
+        return keras.metrics.BinaryAccuracy(name=metric, threshold=0.0)
+    return _of_keys(metric)

@@ -587,16 +587,13 @@ def _loss_of_logits(loss):
 
 
 def _metric_of_logits(metric):
-    """Returns a metric; one given by name gets `from_logits=True` or the threshold of logits."""
+    """Returns a metric; one given by name gets `from_logits=True`, if it has this argument."""
     if not isinstance(metric, str):
         _check_takes_logits(metric)
     elif metric.lower() not in ("acc", "accuracy"):  # which Keras chooses by the shapes
         found = keras.metrics.get(metric)
-        config = found.get_config()
-        if "from_logits" in config:
+        if "from_logits" in found.get_config():
             return type(found)(name=metric, from_logits=True)
-        if config.get("threshold") is not None:
-            return type(found)(name=metric, threshold=0.0)
         _check_takes_logits(found)
     return metric
 

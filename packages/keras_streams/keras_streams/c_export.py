@@ -388,8 +388,10 @@ def describe(stream: ExportedStream, source: Source) -> list[str]:
         "",
     ]
     sizes = [math.prod(symbol.shape[1:]) for symbol in keras.tree.flatten(stream.symbols)]
-    lines += [*_places("x", stream.symbols, sizes), *stream.notes]
-    lines += _places("y", stream.delay, source.output_sizes)
+    lines += [*_places("x", "input", stream.symbols, sizes), *stream.notes]
+    # Outputs of one delay may be several.
+    outputs = stream.delay if keras.tree.is_nested(stream.delay) else list(source.output_sizes)
+    lines += _places("y", "output", outputs, source.output_sizes)
     lines += [f"    {i}: {name}" for i, name in enumerate(stream.names)]
     lines.append(
         "Outputs depend on all past inputs."
@@ -399,13 +401,13 @@ def describe(stream: ExportedStream, source: Source) -> list[str]:
     return lines
 
 
-def _places(array, structure, sizes):
+def _places(array, kind, structure, sizes):
     """Returns lines that say where in an array a step's inputs or outputs are, if several."""
     pairs = zip(keras.tree.flatten_with_path(structure), sizes, strict=True)
     lines, start = [], 0
     for (path, _), size in pairs:
         last = f"..{start + size - 1}" if size > 1 else ""
-        lines.append(f"    {array}[{start}{last}]: {'.'.join(map(str, path))}")
+        lines.append(f"    {array}[{start}{last}]: {kind} {'.'.join(map(str, path))}")
         start += size
     return lines if len(lines) > 1 else []
 

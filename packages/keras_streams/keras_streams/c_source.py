@@ -709,11 +709,9 @@ def _common(values, text):
 
 def _quotient(number):
     """Returns a fraction as C, or an integer."""
-    return (
-        str(number)
-        if number == int(number)
-        else f"({float(number.numerator)} / {number.denominator})"
-    )
+    if number == int(number):
+        return str(number)
+    return f"({float(number.numerator)} / {number.denominator})"
 
 
 _NOT_FINITE = {"nan": "NAN", "inf": "INFINITY", "-inf": "-INFINITY"}

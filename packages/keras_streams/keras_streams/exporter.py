@@ -105,7 +105,7 @@ def write_step(
     `step_endpoint` of the model's stream.
     """
     path = pathlib.Path(path).expanduser()
-    if format not in list(SUFFIXES):
+    if format not in list(SUFFIXES):  # what was received may not be hashable
         formats = ", ".join(map(repr, SUFFIXES))
         raise ValueError(f"`format` must be one of {formats}. Received: {format!r}")
     quantization.check(format, weights)

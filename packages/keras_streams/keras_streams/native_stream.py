@@ -22,8 +22,10 @@ from keras_streams.c_source import Source
 from keras_streams.files import write_files
 
 # These neither reorder nor fuse sums, nor ignore NaN, so results do not depend on the compiler.
-OPTIONS = ["-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-OPTIONS += ["-Werror=incompatible-pointer-types"]
+OPTIONS = [
+    *("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    "-Werror=incompatible-pointer-types",
+]
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 

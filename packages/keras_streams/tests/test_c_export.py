@@ -308,6 +308,29 @@ def test_sums_that_cancel_in_calibration_only_saturate():
     assert stream.step([2.0**24, 0]) == most and stream.step([0, 2.0**24]) == -most
 
 
+class InputAndTwice(StreamingMixin, layers.Layer):
+    """A layer with two outputs of one delay."""
+
+    def build(self, input_shape):
+        self.built = True
+
+    def call(self, x):
+        return x, 2 * x
+
+    def initial_cache(self, batch_size):
+        return []
+
+    def step(self, x, cache):
+        return self.call(x), cache
+
+
+def test_a_layer_with_two_outputs():
+    layer = InputAndTwice()
+    layer.build((None, None, 2))
+    source, *_ = c_export.proven_source(layer, "net")
+    assert " *     y[0..1]: output 0\n *     y[2..3]: output 1\n" in source.comment
+
+
 def test_a_stream_is_exported_with_its_example():
     x = keras.Input((None, 2))
     y = layers.Conv1D(3, 3, padding="same", kernel_initializer="ones")(x)
