@@ -16,13 +16,16 @@ def benchmarks(*arguments):
 
 @pytest.mark.slow
 def test_a_case_writes_its_figures(tmp_path):
-    done = benchmarks("run", "depth", "--variants", "35", "--rounds", "2", "--output", tmp_path)
+    done = benchmarks("run", "gemm", "--rounds", "2", "--output", tmp_path / "all")
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "depth-tensorflow.json").read_text())
-    figures = results["variants"]["35 levels"]
-    assert len(figures["steps_s"]) == 2 and figures["peak_gib"] > 0
-    assert figures["first_call_s"] > 0 and figures["step_s"] > 0
-    assert (tmp_path / "depth-tensorflow.md").read_text() in done.stdout
+    results = json.loads((tmp_path / "all" / "gemm-tensorflow.json").read_text())
+    figures = results["variants"]["float32"]
+    assert len(figures["steps_s"]) == 2 and figures["peak_gib"] > 0 and figures["step_s"] > 0
+    assert (tmp_path / "all" / "gemm-tensorflow.md").read_text() in done.stdout
+    options = "--variants", "float32", "--rounds", "1", "--output", tmp_path / "some"
+    done = benchmarks("run", "gemm", *options)
+    assert done.returncode == 0 and "| float32 |" in done.stdout
+    assert not (tmp_path / "some").exists()
 
 
 def test_the_guide_has_the_table_of_classification():

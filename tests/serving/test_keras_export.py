@@ -50,9 +50,14 @@ def _litert(path):
     return run
 
 
+def _saved_model(path):
+    loaded = tf.saved_model.load(path)
+    return lambda x: loaded.serve(x)  # the function alone does not keep the variables
+
+
 # Format: ending of the file, packages that write it, and how it is loaded.
 FORMATS = {
-    "tf_saved_model": ("", [], lambda path: tf.saved_model.load(path).serve),
+    "tf_saved_model": ("", [], _saved_model),
     "onnx": (".onnx", ["tf2onnx", "onnxruntime"], _onnx),
     "openvino": (".xml", ["openvino"], _openvino),
     "litert": (".tflite", [], _litert),
