@@ -11,8 +11,8 @@ from trellis_keras.zoo.results import Published, Run, all_runs
 
 # How a result compares with the published one, in the order in which the best of several counts.
 VERDICTS = {
-    "better": "the loss, or the error rate if the metric is an accuracy, is lower by more than 2 % "
-    "or by two standard errors over at least three seeds",
+    "better": "the loss, or the error rate if the metric is an accuracy, is lower by more than 2 %, "
+    "or over at least three seeds, by more than two standard errors",
     "level": "otherwise not more than 2 % higher",
     "within 5 %": "not more than 5 % higher",
     "behind": "more than 5 % higher",
@@ -112,9 +112,9 @@ class Description:
             return "within 5 %" if above <= 0.05 else "behind"
         if self.results["parameters"] > _LARGER * number(self.value.parameters):
             return "larger net"
-        standard_error = self.deviation / math.sqrt(len(self.run.seeds))
-        is_significant = len(self.run.seeds) > 2 and wanted - found > 2 * standard_error
-        return "better" if above < -_MARGIN or is_significant else "level"
+        seeds = len(self.run.seeds)
+        margin = 2 * self.deviation / math.sqrt(seeds) if seeds > 2 else _MARGIN * wanted
+        return "better" if wanted - found > margin else "level"
 
     @property
     def test_runs(self):
