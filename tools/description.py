@@ -11,8 +11,8 @@ from trellis_keras.zoo.results import Published, Run, all_runs
 
 # How a result compares with the published one, in the order in which the best of several counts.
 VERDICTS = {
-    "better": "the loss, or the error rate if the metric is an accuracy, is lower by more than 2 %, "
-    "or over at least three seeds, by more than two standard errors",
+    "better": "the loss, or the error rate if the metric is an accuracy, is lower by more than 2 % "
+    "or, over at least three seeds, by more than two standard errors",
     "level": "otherwise not more than 2 % higher",
     "within 5 %": "not more than 5 % higher",
     "behind": "more than 5 % higher",
