@@ -39,6 +39,7 @@ _OF_OPERATIONS = (
     keras.layers.Permute,
     keras.layers.STFTSpectrogram,
 )
+WITHOUT_INPUTS = "{} has an output that depends on none of its inputs. Remove the output."
 CONCATENATIONS = keras.layers.Concatenate, numpy_ops.Concatenate
 
 
@@ -199,6 +200,14 @@ class Call:
         sources = {id(x): change(self.sources[id(x)]) for x in self.tensors}
         return dataclasses.replace(self, sources=self.sources | sources)
 
+    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Call":
+        """Returns the call with the outputs' sizes for samples of known shapes."""
+        pairs = zip(self.tensors, shapes, strict=True)
+        known = {id(x): keras.KerasTensor((x.shape[0], *shape), x.dtype) for x, shape in pairs}
+        args, named = keras.tree.map_structure(lambda x: known.get(id(x), x), self.arguments)
+        specs = keras.tree.flatten(self.operation.compute_output_spec(*args, **named))
+        return dataclasses.replace(self, specs=specs)
+
     def refusal(self, reason: str) -> DoesNotStream:
         """Returns the error for an operation that does not stream."""
         return DoesNotStream(f"{self.place} does not stream: {reason}", self)
@@ -226,7 +235,7 @@ class Graph:
         numbers = [next(self._numbers) for _ in functional.inputs]
         outputs = self._add(functional, numbers, model.name)
         if any(map(callable, outputs)):
-            raise ValueError(f"{model.name} has an output that depends on none of its inputs.")
+            raise ValueError(WITHOUT_INPUTS.format(model.name))
         self.inputs = functional.input
         self.outputs = keras.tree.pack_sequence_as(functional.output, outputs)
         needed, calls = set(outputs), self.calls

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_streams._keras_internals import numpy_ops
 from keras_streams.graph import (
+    WITHOUT_INPUTS,
     Call,
     Computed,
     DoesNotStream,
@@ -252,7 +253,8 @@ class GraphStream(StreamingMixin):
             states.append(self._wrapped(tick + 1))
 
         def output(n):
-            signal, y = self.plan.signals[n], values[n]
+            signal = self.plan.signals[n]
+            y = ops.cast(values[n], signal.dtype)  # Keras pools integers, which its shapes deny
             if self.is_clocked:
                 # Must be a constant: otherwise tf2onnx selects by multiplication, and 0 * NaN is
                 # NaN.
@@ -276,7 +278,8 @@ class GraphStream(StreamingMixin):
 
         def output(n):
             """Returns the samples at each step, NaN where none are due."""
-            signal, y = self.plan.signals[n], values[n]
+            signal = self.plan.signals[n]
+            y = ops.cast(values[n], signal.dtype)
             if signal.block > 1:
                 rows, samples = ops.shape(y)[:2]
                 y = ops.reshape(y, (rows, samples // signal.block, signal.block, *signal.shape))
@@ -381,6 +384,8 @@ class Plan:
             if options.window is not None or not self._is_start(graph, call):
                 self._add_call(call)
         self.outputs = graph.outputs  # a structure of the numbers of the tensors
+        if self._constants.keys() & {*keras.tree.flatten(self.outputs)}:
+            raise ValueError(WITHOUT_INPUTS.format(graph.name))
         last = None if options.window is None else options.window - 1
         self.outputs = keras.tree.map_structure(
             lambda n: self._current(n) if last is None else self._at_the_end(n, last), self.outputs
@@ -593,7 +598,8 @@ def _time_axes(graph, given):
         ranks = [len(x.shape) for x in tensors]
         is_alike = len(axes) == len(ranks) and keys_of(given) in (None, keys_of(graph.inputs))
         if not is_alike or any(
-            axis is not None and not (hasattr(axis, "__index__") and 0 < axis % rank < rank)
+            axis is not None
+            and not (hasattr(axis, "__index__") and -rank < axis < rank and axis != 0)
             for axis, rank in zip(axes, ranks, strict=False)
         ):
             raise ValueError(

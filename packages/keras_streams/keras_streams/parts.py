@@ -123,7 +123,6 @@ class Part(Scoped):
     keeps = False  # whether it has a state
     keeps_windows = False  # whether the outputs for a part of a sequence are a part of the outputs
     pads = False  # whether an output depends on padding before the first sample
-    fewest = 1  # samples without which the operation has no output
     most: int | None = None  # samples after which it has no more outputs, None if it never ends
     _past: int
     _padding = 0.0
@@ -201,6 +200,8 @@ class Pointwise(Part):
         backs = [s.back for s in moving if s.back is not None]
         back = max(backs) if len(backs) == len(moving) else None
         signal = dataclasses.replace(moving[0], back=back, lag=max(s.lag for s in moving))
+        if not signal.has_time and any(None in spec.shape[1:] for spec in call.specs):
+            call = call.with_shapes([s.shape for s in signals])
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
         super().__init__(
@@ -213,6 +214,11 @@ class Pointwise(Part):
                 "with symbolic tensors. Use operations of keras.ops in it, or build a functional "
                 f"model: keras.Model(inputs, outputs). {OR_WINDOW}"
             )
+        elif not call.is_of_keras:
+            self.difference += (
+                " If it has a position for each step, pass the largest number of steps, as in "
+                "to_stream(model, max_context=64)."
+            )
 
     def run(self, xs, state, begin=0, end=None):
         if self.signal.has_time:
@@ -222,7 +228,8 @@ class Pointwise(Part):
             pairs = zip(xs, self._is_static, strict=True)
             xs = [ops.repeat(x[:, :1], samples, axis=1) if same else x for x, same in pairs]
         ys = self._call.of_model([ops.reshape(x, (-1, *x.shape[2:])) for x in xs])
-        return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in ys], state
+        rows = ops.shape(xs[0])[0]
+        return [ops.reshape(y, (rows, samples, *y.shape[1:])) for y in ys], state
 
 
 _LONG = 1009  # steps, a size that no other axis has
@@ -356,7 +363,7 @@ class Window(Part):
             like,
             period=signal.period * stride,
             offset=signal.offset + steps * signal.pause,
-            lag=signal.lag + right * signal.period,
+            lag=signal.lag + (right - first) * signal.period,
             back=signal.earlier(signal.period * left),
             length=length,
         )

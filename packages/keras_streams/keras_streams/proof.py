@@ -92,7 +92,7 @@ def _lengths(stream):
     is_known = all(part.call.is_of_keras for part in sequences)
     wanted += min(plan.reach, _LONGEST_REACH) if is_known else _LONGEST_REACH
     wanted = max(wanted, _STEPS)
-    wanted = min(wanted, plan.last_offset + (stream.options.max_context or wanted))
+    wanted = min(wanted, plan.longest or wanted)
     length = length or plan.rows or _length_for_proof(stream, wanted)
     steps = min(wanted, length)
     if steps <= plan.last_offset:
@@ -305,9 +305,10 @@ def _of_part(stream, part, values, ends, steps):
                 count = min(y.shape[1], wanted.shape[1])  # a stream has no end to crop
                 yield error, n, y[:, :count], wanted[:, :count]
                 continue
-            first, last = part.fewest - 1, y.shape[1] - 1
-            for at in sorted({first, max(first, (last + 1) // 2), last}) if first <= last else ():
-                xs = [x[:, : part.signal.block * (at + 1)] for x in given]
+            last = y.shape[1] - 1
+            for at in sorted({0, (last + 1) // 2, last}) if last >= 0 else ():
+                stop = signal.offset + at * signal.pause + 1
+                xs = [x[:, : part.signal.count(begin, stop)] for x in given]
                 yield error, n, y[:, at], _fast(part, call, xs)[part.writes.index(n)]
     if part.signal.is_static:
         return

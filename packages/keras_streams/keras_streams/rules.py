@@ -63,8 +63,9 @@ def _streams(*classes):
 
 # Layers that cannot stream over time, and why.
 _TO_ALL = (
-    "it attends to all steps. Use keras.layers.MultiHeadAttention, called with "
-    f"use_causal_mask=True, or {_CAUSAL}. {OR_WINDOW}"
+    "this kind of attention has no stream, with or without a causal mask. Use "
+    "keras.layers.MultiHeadAttention, called with use_causal_mask=True, or "
+    f"{_CAUSAL}. {OR_WINDOW}"
 )
 _REFUSED = {
     keras.layers.Bidirectional: (
@@ -530,7 +531,8 @@ def _pad(call, signal):
     is_constant = operation.mode == "constant"
     if widths[0] != (0, 0) or (not is_constant and (left or right)):
         raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
-    value = float(call.constant(call.argument(1, "constant_values")) or 0.0)
+    kind = int if keras.backend.is_int_dtype(signal.dtype) else float
+    value = kind(call.constant(call.argument(1, "constant_values")) or 0)
     options = {"constant_values": value} if is_constant else {"mode": operation.mode}
     pad = functools.partial(ops.pad, pad_width=widths, **options)
     return Window(call, signal, pad, left=left, right=right, padding=value)
@@ -776,7 +778,5 @@ def _last_steps(call, signal, axis, count):
     if axis is not None:
         shape[axis - 1] = count
     like = dataclasses.replace(signal, shape=tuple(shape), has_time=False, axis=1)
-    options = {"taps": count, "stride": block, "left": count - block, "like": like}
-    part = Window(call, signal, lambda x: call.of_model([x])[0], **options)
-    part.fewest = count
-    return part
+    options = {"taps": count, "stride": block, "left": -(-count % block), "like": like}
+    return Window(call, signal, lambda x: call.of_model([x])[0], **options)

@@ -555,3 +555,63 @@ def test_a_cache_or_a_step_that_does_not_fit():
         stream.initial_cache(0)
     with pytest.raises(ValueError, match="batch_size=None"):
         stream.initial_cache(None)
+
+
+def test_last_steps_of_a_short_sequence_are_missing():
+    x = keras.Input((None, 2))
+    for layer in (keras.layers.GlobalAveragePooling1D(), keras.layers.Flatten()):
+        model = keras.Model(x, layer(keras.layers.Conv1D(2, 3)(x)[:, -3:]))
+        stream = to_stream(model)
+        data = np.random.default_rng(0).normal(size=(2, 9, 2)).astype("float32")
+        y, cache = stream.prefill(data[:, :1])  # shorter than the delay
+        assert stream.delay == 4 and y.shape[:2] == (2, 1)
+        y = np.concatenate([y, stream.prefill(data[:, 1:], cache)[0]], axis=1)
+        assert np.isnan(y[:, :4]).all()
+        np.testing.assert_allclose(y[:, -1], model(data), atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.GroupNormalization(1), keras.layers.Softmax(1)])
+def test_max_context_does_not_shorten_the_proof(layer):
+    with pytest.raises(ValueError, match="depends on other steps"):
+        to_stream(keras.Sequential([keras.Input((None, 4)), layer]), max_context=1)
+
+
+@pytest.mark.parametrize("pool", ["GlobalAveragePooling1D", "GlobalMaxPooling1D"])
+def test_a_window_across_samples_of_one_step_looks_ahead(pool):
+    """As after any delay, the running value is of the outputs that are complete."""
+    x = keras.Input((None, 1))
+    y = keras.layers.Conv1D(1, 2)(keras.layers.Conv1DTranspose(2, 1, strides=3)(x))
+    stream = to_stream(keras.Model(x, getattr(keras.layers, pool)()(y)))
+    data = np.random.default_rng(0).normal(size=(1, 9, 1)).astype("float32")
+    whole = np.asarray(keras.Model(x, y)(data))
+    found, reduce = stream.prefill(data)[0], np.mean if "Average" in pool else np.max
+    assert stream.delay == 1
+    for step in range(1, 9):
+        np.testing.assert_allclose(found[:, step], reduce(whole[:, : 3 * step], axis=1), atol=1e-6)
+
+
+def test_integers_are_padded_by_integers_and_pooled_to_floats():
+    tokens = keras.Input((None,), dtype="int32")
+    padded = ops.pad(tokens, [[0, 0], [2, 0]], constant_values=7)
+    assert to_stream(keras.Model(tokens, keras.layers.Embedding(9, 2)(padded))).delay == -2
+    x = keras.Input((None, 3), dtype="int32")
+    stream = to_stream(keras.Model(x, keras.layers.MaxPooling1D(2)(x)))
+    y, _ = stream.step(np.ones((1, 3), "int32"), stream.initial_cache(1))
+    assert np.isnan(y).all()
+
+
+def test_outputs_without_inputs_and_axes_out_of_range():
+    x = keras.Input((None, 3))
+    model = keras.Model(x, [ops.zeros_like(x)[:, :3], keras.layers.Conv1D(2, 2)(x)])
+    with pytest.raises(ValueError, match="depends on none of its inputs"):
+        to_stream(model)
+    with pytest.raises(ValueError, match="time_axis=4"):
+        to_stream(keras.Sequential([keras.Input((10, 3)), keras.layers.Conv1D(2, 2)]), time_axis=4)
+
+
+def test_a_value_beside_no_samples_keeps_its_rows():
+    x, condition = keras.Input((None, 3)), keras.Input((2,))
+    last = keras.layers.Conv1D(2, 3)(x)[:, -1]
+    stream = to_stream(keras.Model([x, condition], ops.concatenate([last, condition], axis=-1)))
+    y, _ = stream.prefill([np.ones((2, 1, 3)), np.ones((2, 2))])
+    assert y.shape == (2, 1, 4)
