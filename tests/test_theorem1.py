@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
@@ -113,7 +113,11 @@ def test_exact_at_every_step(cell, floatx):
 @pytest.mark.slow
 @everywhere
 @each_cell
-@settings(deadline=None, max_examples=40 if TENSORFLOW else 8)
+@settings(
+    deadline=None,
+    max_examples=40 if TENSORFLOW else 8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # `floatx` stays the same
+)
 @given(networks())
 def test_exact_at_every_step_of_many(cell, floatx, network):
     check_network(cell, *network)

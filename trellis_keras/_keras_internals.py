@@ -12,6 +12,9 @@ from keras.src.backend import AutocastScope, get_keras_mask
 # Missing: `keras.layers.DropoutRNNCell`. `keras.layers.RNN` requests dropout masks from no others.
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
+# Missing: a loss that is not divided by the number of replicas.
+from keras.src.losses.loss import unscale_loss_for_distribution
+
 # Missing: `keras.saving.save_model` to a file in memory.
 from keras.src.saving.saving_lib import save_model as save_to_file
 
@@ -28,6 +31,7 @@ __all__ = [
     "get_keras_mask",
     "no_automatic_dependency_tracking",
     "save_to_file",
+    "unscale_loss_for_distribution",
 ]
 
 

@@ -11,7 +11,11 @@ from keras import ops
 
 from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import at_least_float32
-from trellis_keras._keras_internals import all_layers, set_loss_dtype
+from trellis_keras._keras_internals import (
+    all_layers,
+    set_loss_dtype,
+    unscale_loss_for_distribution,
+)
 from trellis_keras.layers.checks import check_rates
 from trellis_keras.layers.regularization import Dropout
 from trellis_keras.layers.seeds import sub_seed
@@ -333,7 +337,7 @@ class SequenceModel(BackboneModel):
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, regardless of their weights.
         terms = self._loss_terms(x, y, y_pred, weight)
-        loss = self._compile_loss(*terms) * self._replicas()
+        loss = unscale_loss_for_distribution(self._compile_loss(*terms))
         loss = loss + sum(ops.sum(penalty) for penalty in self.losses)
         (function,) = keras.tree.flatten(self.loss)
         by_weights = getattr(function, "reduction", None) == "mean_with_sample_weight"
