@@ -200,13 +200,12 @@ class Call:
         sources = {id(x): change(self.sources[id(x)]) for x in self.tensors}
         return dataclasses.replace(self, sources=self.sources | sources)
 
-    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Call":
-        """Returns the call with the outputs' sizes for samples of known shapes."""
+    def specs_for(self, shapes: Sequence[tuple]) -> list[keras.KerasTensor]:
+        """Returns the symbolic outputs for inputs of other shapes."""
         pairs = zip(self.tensors, shapes, strict=True)
-        known = {id(x): keras.KerasTensor((x.shape[0], *shape), x.dtype) for x, shape in pairs}
-        args, named = keras.tree.map_structure(lambda x: known.get(id(x), x), self.arguments)
-        specs = keras.tree.flatten(self.operation.compute_output_spec(*args, **named))
-        return dataclasses.replace(self, specs=specs)
+        others = {id(x): keras.KerasTensor(shape, x.dtype) for x, shape in pairs}
+        args, named = keras.tree.map_structure(lambda x: others.get(id(x), x), self.arguments)
+        return keras.tree.flatten(self.operation.compute_output_spec(*args, **named))
 
     def refusal(self, reason: str) -> DoesNotStream:
         """Returns the error for an operation that does not stream."""

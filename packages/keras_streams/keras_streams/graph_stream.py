@@ -253,8 +253,7 @@ class GraphStream(StreamingMixin):
             states.append(self._wrapped(tick + 1))
 
         def output(n):
-            signal = self.plan.signals[n]
-            y = ops.cast(values[n], signal.dtype)  # Keras pools integers, which its shapes deny
+            signal, y = self.plan.signals[n], values[n]
             if self.is_clocked:
                 # Must be a constant: otherwise tf2onnx selects by multiplication, and 0 * NaN is
                 # NaN.
@@ -278,8 +277,7 @@ class GraphStream(StreamingMixin):
 
         def output(n):
             """Returns the samples at each step, NaN where none are due."""
-            signal = self.plan.signals[n]
-            y = ops.cast(values[n], signal.dtype)
+            signal, y = self.plan.signals[n], values[n]
             if signal.block > 1:
                 rows, samples = ops.shape(y)[:2]
                 y = ops.reshape(y, (rows, samples // signal.block, signal.block, *signal.shape))

@@ -201,7 +201,9 @@ class Pointwise(Part):
         back = max(backs) if len(backs) == len(moving) else None
         signal = dataclasses.replace(moving[0], back=back, lag=max(s.lag for s in moving))
         if not signal.has_time and any(None in spec.shape[1:] for spec in call.specs):
-            call = call.with_shapes([s.shape for s in signals])
+            pairs = zip(call.tensors, signals, strict=True)  # with sizes that the model left open
+            specs = call.specs_for([(x.shape[0], *s.shape) for x, s in pairs])
+            call = dataclasses.replace(call, specs=specs)
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
         super().__init__(
@@ -238,8 +240,8 @@ _LONG = 1009  # steps, a size that no other axis has
 def _time_axis(call, signals, n):
     """Returns the time axis of an output of an operation that treats each step separately."""
     shape = call.specs[n].shape
-    inputs = [(x, s.axis) for x, s in zip(call.tensors, signals, strict=True) if not s.is_static]
-    sizes = {None, *(x.shape[axis] for x, axis in inputs)}
+    pairs = list(zip(call.tensors, signals, strict=True))
+    sizes = {None, *(x.shape[s.axis] for x, s in pairs if not s.is_static)}
     found = [axis for axis in range(1, len(shape)) if shape[axis] in sizes]
     if not found:
         raise call.refusal(
@@ -249,16 +251,14 @@ def _time_axis(call, signals, n):
         )
     if len(found) == 1:
         return found[0]
-    longer = {
-        id(x): keras.KerasTensor((*x.shape[:axis], _LONG, *x.shape[axis + 1 :]), x.dtype)
-        for x, axis in inputs
-    }
-    arguments = keras.tree.map_structure(lambda x: longer.get(id(x), x), call.arguments)
+    longer = [
+        x.shape if s.is_static else (*x.shape[: s.axis], _LONG, *x.shape[s.axis + 1 :])
+        for x, s in pairs
+    ]
     try:
-        specs = call.operation.compute_output_spec(*arguments[0], **arguments[1])
-        return keras.tree.flatten(specs)[n].shape.index(_LONG)
+        return call.specs_for(longer)[n].shape.index(_LONG)
     except Exception:  # whatever an operation raises that takes no other length
-        return inputs[0][1]
+        return next(s.axis for s in signals if not s.is_static)
 
 
 class Each(Part):
@@ -363,6 +363,7 @@ class Window(Part):
             like,
             period=signal.period * stride,
             offset=signal.offset + steps * signal.pause,
+            # Below zero, `first` is the number of samples that wait for the next step's.
             lag=signal.lag + (right - first) * signal.period,
             back=signal.earlier(signal.period * left),
             length=length,

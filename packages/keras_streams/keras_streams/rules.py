@@ -62,7 +62,7 @@ def _streams(*classes):
 
 
 # Layers that cannot stream over time, and why.
-_TO_ALL = (
+_OTHER_ATTENTION = (
     "this kind of attention has no stream, with or without a causal mask. Use "
     "keras.layers.MultiHeadAttention, called with use_causal_mask=True, or "
     f"{_CAUSAL}. {OR_WINDOW}"
@@ -72,8 +72,8 @@ _REFUSED = {
         "one of its layers reads the sequence from its end. Use a forward layer with the units of "
         f"both, such as keras.layers.LSTM. {OR_WINDOW}"
     ),
-    keras.layers.Attention: _TO_ALL,
-    keras.layers.AdditiveAttention: _TO_ALL,
+    keras.layers.Attention: _OTHER_ATTENTION,
+    keras.layers.AdditiveAttention: _OTHER_ATTENTION,
     keras.layers.Flatten: (
         "it joins all steps. Use GlobalAveragePooling1D or a recurrent layer with "
         f"return_sequences=False. {OR_WINDOW}"
@@ -483,7 +483,8 @@ def _pooling(call, signal):
     sizes = _sizes(operation.pool_size, len(signal.shape))
 
     def largest(x, strides, rates):
-        return ops.max_pool(x, sizes, strides, data_format="channels_last")
+        y = ops.max_pool(x, sizes, strides, data_format="channels_last")
+        return ops.cast(y, call.specs[0].dtype)  # of integers Keras returns integers
 
     def mean(x, strides, rates):
         total = ops.average_pool(x, sizes, strides, data_format="channels_last")

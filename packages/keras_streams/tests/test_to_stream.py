@@ -596,8 +596,10 @@ def test_integers_are_padded_by_integers_and_pooled_to_floats():
     assert to_stream(keras.Model(tokens, keras.layers.Embedding(9, 2)(padded))).delay == -2
     x = keras.Input((None, 3), dtype="int32")
     stream = to_stream(keras.Model(x, keras.layers.MaxPooling1D(2)(x)))
-    y, _ = stream.step(np.ones((1, 3), "int32"), stream.initial_cache(1))
+    y, cache = stream.step(np.ones((1, 3), "int32"), stream.initial_cache(1))
     assert np.isnan(y).all()
+    y, _ = stream.step(np.full((1, 3), 5, "int32"), cache)
+    np.testing.assert_array_equal(y, np.full((1, 3), 5.0))
 
 
 def test_outputs_without_inputs_and_axes_out_of_range():
