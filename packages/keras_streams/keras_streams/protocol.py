@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import numbers
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -146,9 +147,11 @@ def check_start(layer: Any, batch_size: int | Tensor) -> None:
     """Raises ValueError unless a layer can stream `batch_size` rows, an integer or a tensor."""
     check_causal(layer)
     check_built(layer)
-    if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
+    is_integer = isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool)
+    is_tensor = not isinstance(batch_size, (numbers.Number, str, type(None)))
+    if not is_tensor and not (is_integer and batch_size >= 1):
         raise ValueError(
-            f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
+            f"`batch_size` must be a positive integer. Received: batch_size={batch_size!r}"
         )
 
 

@@ -7,7 +7,7 @@ from keras import layers, ops
 from random_graphs import noise
 
 from keras_streams import PackedCache, compiled_step, to_stream
-from keras_streams.protocol import StreamingMixin, check_cache
+from keras_streams.protocol import StreamingMixin, check_cache, check_start
 from keras_streams.xla import compile_xla
 
 pytestmark = pytest.mark.both_backends
@@ -122,6 +122,12 @@ def test_checks():
         compiled_step(None)
     with pytest.raises(ValueError, match="`cache` must be.* Received: None"):
         PackedCache.pack(None)
+    layer.build((None, None, CHANNELS))
+    for batch_size in (0, -1, np.int64(-1), 2.5, "2", True, None):
+        with pytest.raises(ValueError, match="`batch_size` must be a positive integer. Received"):
+            check_start(layer, batch_size)
+    check_start(layer, np.int64(2))
+    check_start(layer, keras.ops.shape(np.zeros((2, 3)))[0])
 
 
 def test_a_layer_without_its_steps_is_told_what_to_define():
