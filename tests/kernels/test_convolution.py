@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from trellis_keras.kernels import convolution
 from trellis_keras.kernels.cone import Cone, Read, locate, tap_offsets
 from trellis_keras.kernels.convolution import (
     convolve,
@@ -141,6 +142,24 @@ def test_convolve_between_the_positions_of_a_cone(dilations, output_length, taps
         found = convolve(x[:, below], kernel, d, wanted, below)
         expected = convolved(x, kernel, d)[:, wanted]
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["positions", "all steps"])
+@pytest.mark.parametrize("taps", [1, 2, 3])
+def test_convolve_pads_no_more_than_a_short_sequence(taps, known, monkeypatch):
+    """The other taps read only zeros, however far back they reach."""
+    positions = np.arange(9) if known else None
+    kernel = RANDOM.normal(size=(5, 3, 4)).astype("float32")
+    dilation = {1: 2**27, 2: 8, 3: 4}[taps]
+    padded = []
+    monkeypatch.setattr(
+        convolution,
+        "pad_past",
+        lambda x, steps, initial=None: padded.append(steps) or pad_past(x, steps, initial),
+    )
+    found = convolve(X, kernel, dilation, positions, positions)
+    assert max(padded) == (0 if taps == 1 else (taps - 1) * dilation)
+    np.testing.assert_allclose(found, convolved(X, kernel, dilation), atol=1e-5)
 
 
 def test_convolve_at_all_positions_of_any_length():

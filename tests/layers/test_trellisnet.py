@@ -513,6 +513,7 @@ def test_last_step_of_rows_of_different_lengths(floatx):
     [
         ({"output_units": 9}, "output_units"),
         ({"dilation_rate": [1, 0]}, "dilation_rate"),
+        ({"dilation_rate": 2**29, "kernel_size": 5}, "kernel_size=5.*at most 268435456"),
         ({"output_length": 3, "return_sequences": False}, "output_length"),
         ({"aux_every": 6}, "aux_every"),
         ({"return_aux": True}, "aux_every"),
@@ -548,6 +549,9 @@ def test_connections_of_a_mixed_group_kernel():
     np.testing.assert_array_equal(of_x(), [np.zeros((2, 6))] * 2 + [[[1, 0, 0, 1, 0, 0]] * 2])
     with pytest.raises(ValueError, match="filters=7"):
         MixedGroupKernel(2, 7, groups=[1, 2], recurrent=True)
+    for groups in ([], [0, 3], "ab", None):
+        with pytest.raises(ValueError, match="list of positive channel widths"):
+            MixedGroupKernel(2, 6, groups=groups, recurrent=True)
 
 
 def off_zero(kernel):

@@ -30,6 +30,8 @@ def pad_past(x: Tensor, steps: int, initial: Tensor | None = None) -> Tensor:
 
 def shift(x: Tensor, steps: int, initial: Tensor | None = None) -> Tensor:
     """Returns x `steps` steps earlier, at every position."""
+    if isinstance(x.shape[1], int):
+        steps = min(steps, x.shape[1])
     return pad_past(x, steps, initial)[:, : ops.shape(x)[1]]
 
 
@@ -150,7 +152,9 @@ def convolve(
     Returns:
         Tensor (batch, positions wanted, out).
     """
-    taps = kernel.shape[0]
+    taps = _taps_that_read(x, wanted, available, kernel.shape[0], dilation_rate)
+    kernel = kernel[-taps:]
+    dilation_rate = 1 if taps == 1 else dilation_rate
     geometry = find_geometry(wanted, available, taps, dilation_rate)
     if geometry is None or needs_float32_result(x):
         reads = [locate(wanted, available, o) for o in tap_offsets(taps, dilation_rate)]
@@ -162,6 +166,20 @@ def convolve(
         x = pad_past(x, -geometry.start)
     y = _convolution(x, kernel, geometry)
     return y if geometry.length is None else _between(y, 0, geometry.length)
+
+
+def _taps_that_read(x, wanted, available, taps, dilation_rate):
+    """Returns the number of last taps of which the first reads at least one step of x.
+
+    The other taps read only the zeros before a sequence that is shorter than the receptive field.
+    """
+    if wanted is not None and available is not None:
+        span = int(wanted[-1] - available[0])
+    elif isinstance(x.shape[1], int):
+        span = x.shape[1] - 1
+    else:
+        return taps
+    return min(taps, 1 + span // dilation_rate)
 
 
 def find_geometry(

@@ -10,7 +10,7 @@ import numpy as np
 
 from trellis_keras.types import Tensor
 
-_LARGEST_DILATION = 2**30  # an int32, as are the numbers of steps to pad
+_LARGEST_REACH = 2**30  # an int32, as are the numbers of steps to pad
 
 
 def is_integer(value: Any, minimum: float = -math.inf) -> bool:
@@ -54,16 +54,18 @@ def check_rates(**rates: float) -> None:
             raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate!r}")
 
 
-def check_dilations(name: str, dilations: Any) -> list[int]:
-    """Returns a sequence of dilation rates as a list of Python integers."""
+def check_dilations(name: str, dilations: Any, kernel_size: int) -> list[int]:
+    """Returns the dilation rates of convolutions as a list of Python integers."""
     if np.ndim(dilations) != 1 or len(dilations) == 0:
         raise ValueError(
             f"`{name}` must be a list of at least one integer. Received: {name}={dilations!r}"
         )
     dilations = [check_integer(name, dilation, minimum=1) for dilation in dilations]
-    if max(dilations) > _LARGEST_DILATION:
+    largest = _LARGEST_REACH // max(kernel_size - 1, 1)
+    if max(dilations) > largest:
         raise ValueError(
-            f"`{name}` must be at most {_LARGEST_DILATION}. Received: {name}={max(dilations)}"
+            f"With kernel_size={kernel_size}, `{name}` must be at most {largest}. "
+            f"Received: {name}={max(dilations)}"
         )
     return dilations
 

@@ -145,7 +145,7 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         super().__init__(**kwargs)
         filters = check_integer("filters", filters, 1)
         kernel_size = check_integer("kernel_size", kernel_size, 2)  # one tap would read no past
-        (dilation_rate,) = check_dilations("dilation_rate", [dilation_rate])
+        (dilation_rate,) = check_dilations("dilation_rate", [dilation_rate], kernel_size)
         check_rates(dropout=dropout)
         check_choice("dropout_kind", dropout_kind, _DROPOUTS)
         check_choice("normalization", normalization, _NORMALIZATIONS)
@@ -189,7 +189,14 @@ class TCNBlock(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
         norm = _NORMALIZATIONS[normalization]
         self.norms = []
         if norm is not None:
-            self.norms = [norm(trainable=self.trainable, dtype=self.dtype_policy) for _ in range(2)]
+            self.norms = [
+                norm(
+                    trainable=self.trainable,
+                    dtype=self.dtype_policy,
+                    name=f"normalization_{n + 1}",
+                )
+                for n in range(2)
+            ]
         self.shortcut: keras.layers.Dense | None = None
 
     def build(self, input_shape: Shape) -> None:
@@ -448,7 +455,7 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             if depth > _DEEPEST:
                 raise ValueError(f"`depth` must be at most {_DEEPEST}. Received: depth={depth}")
             dilations = [2**i for i in range(depth)]
-        dilations = check_dilations("dilations", dilations)
+        dilations = check_dilations("dilations", dilations, kernel_size)
         depth = len(dilations)
         if isinstance(filters, (list, tuple)):
             filters = widths = [check_integer("filters", n, 1) for n in filters]

@@ -353,7 +353,7 @@ class TrellisLayer(StatefulLayer):
         self.kernel_size = kernel_size
         is_cycle = np.ndim(dilation_rate) > 0
         self.dilations = check_dilations(
-            "dilation_rate", dilation_rate if is_cycle else [dilation_rate]
+            "dilation_rate", dilation_rate if is_cycle else [dilation_rate], kernel_size
         )
         self.dilation_rate = self.dilations if is_cycle else self.dilations[0]
         self.kernel_structure = kernel_structure
@@ -463,7 +463,10 @@ class TrellisLayer(StatefulLayer):
 
     @property
     def receptive_field(self) -> int:
-        """Number of inputs, the current one included, that an output depends on."""
+        """Number of inputs, the current one included, that an output depends on.
+
+        It counts the states d steps back for every gated activation, also one that ignores them.
+        """
         groups = np.array(self.groups or [self.units])
         starts = np.array(self.group_starts or [1] * len(groups))
         farthest = np.full(len(groups), -np.inf)  # steps back to the oldest x in a group's state
@@ -1043,9 +1046,10 @@ class MixedGroupKernel(ConvolutionKernel):
         **kwargs: Any,
     ) -> None:
         super().__init__(kernel_size, filters, **kwargs)
-        if filters % sum(groups):
+        if not _are_positive(groups) or not groups or filters % sum(groups):
             raise ValueError(
-                "`filters` must be blocks of gates, each as wide as all groups together. "
+                "`groups` must be a list of positive channel widths, and `filters` blocks of "
+                "gates, each as wide as all groups together. "
                 f"Received: filters={filters}, groups={groups}"
             )
         self.groups = list(groups)
