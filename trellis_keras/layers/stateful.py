@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_streams.protocol import (
@@ -162,7 +163,7 @@ class StatefulLayer(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.La
         """Returns the argument `initial_state` of a call or of `initial_cache` as a list."""
         if not isinstance(initial_state, (list, tuple)):
             initial_state = [initial_state]
-        shapes = [tuple(state.shape) for state in initial_state]
+        shapes = [tuple(np.shape(state)) for state in initial_state]
         expected = [(rows, size) for size in self.state_sizes]
         if len(shapes) != len(expected) or not all(map(shapes_match, shapes, expected)):
             raise ValueError(

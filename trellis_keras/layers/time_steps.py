@@ -21,11 +21,13 @@ def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
     Keras ignores the attached mask in calls with several tensor arguments.
 
     Raises:
-        ValueError: If the mask has another number of steps than the inputs.
+        ValueError: If the mask has another number of rows or steps than the inputs.
     """
     mask = get_keras_mask(inputs) if mask is None else mask
-    if mask is not None:
-        check_shape("mask", mask, (None, inputs.shape[1]))
+    if mask is None:
+        return None
+    mask = ops.convert_to_tensor(mask)
+    check_shape("mask", mask, inputs.shape[:2])
     return mask
 
 
