@@ -64,8 +64,7 @@ def dropout(
     """
     shape = tf.shape(x)
     if noise_shape is not None:
-        sizes = tf.unstack(shape)
-        shape = [a if b is None else b for a, b in zip(sizes, noise_shape, strict=True)]
+        shape = [shape[i] if size is None else size for i, size in enumerate(noise_shape)]
     kept = uniform(shape, generator) >= rate
     return tf.where(kept, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))
 

@@ -59,7 +59,7 @@ def test_dropped_fraction_is_the_rate(make, dtype):
         assert np.mean(dropped) == pytest.approx(rate, abs=4 * np.sqrt(rate / dropped.size))
 
 
-@pytest.mark.parametrize("noise_shape", [None, (None, 1, None)])
+@pytest.mark.parametrize("noise_shape", [None, (None, 1, None), (4, 5)])
 def test_dropout_is_that_of_keras(noise_shape):
     options = {"noise_shape": noise_shape, "seed": 3}
     x = np.random.default_rng(1).normal(size=(3, 4, 5)).astype("float32")

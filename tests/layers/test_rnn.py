@@ -478,6 +478,8 @@ def test_bad_layers():
             StackedRNN(layers)
     with pytest.raises((TypeError, ValueError), match="runs forwards only"):
         keras.layers.Bidirectional(StackedRNN([gru()]))
+    with pytest.raises(ValueError, match=r"different objects.*Received: \['twice', 'twice'\]"):
+        StackedRNN([gru(name="twice")] * 2)
     for name in ("return_sequences", "return_state", "stateful", "go_backwards"):
         with pytest.raises(ValueError, match=name):
             StackedRNN([gru(), gru(**{name: name not in STATES})])

@@ -274,6 +274,11 @@ def _check_layers(layers):
             "`layers` must be a list of keras.layers.LSTM, GRU, SimpleRNN or RNN, at least one, "
             f"and dropout layers between them. Received: {layers!r}"
         )
+    if len(set(map(id, layers))) < len(layers):
+        raise ValueError(
+            "The layers of a StackedRNN must be different objects, each with its own weights. "
+            f"Received: {[layer.name for layer in layers]}"
+        )
     for layer in recurrent:
         for name in ("return_sequences", "return_state", "stateful", "go_backwards"):
             needed = name.startswith("return")
