@@ -80,7 +80,7 @@ def summary(found):
         f"better by a margin of 2 % or two standard errors, {fast} of them with the techniques of "
         f"the fast recipes (AdamW, warm-up and cosine decay, augmentation, chrono initialization); "
         f"{baselines} are recurrent baselines rather than the papers' own models, "
-        f"and {alone} rest on one seed. "
+        f"and {alone} {'rests' if alone == 1 else 'rest'} on one seed. "
         f"{level} level{f', {len(within)} within 5 %' if within else ''}. "
         f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from a "
         f"different text, and {len(of['at the floor'])}, like the paper's, hardly beat a constant "
