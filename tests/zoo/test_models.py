@@ -224,7 +224,7 @@ def test_parts_that_the_ablations_take_out():
     ("name", "options", "message"),
     [
         ("tcn_jsb", {"dropout_kind": "some"}, "`dropout_kind` must be one of"),
-        ("tcn_jsb", {"depth": 2**63}, "`depth` must be at most 31"),
+        ("tcn_jsb", {"depth": 2**63}, "With kernel_size=3, `depth` must be at most 30"),
         ("tcn_ptb", {"initial_embedding": "zero"}, "`initial_embedding` must be one of"),
         ("trellisnet_char", {"groups": 3, "hidden_units": 99}, "that sum to `units`"),
         ("trellisnet_ptb", {"output_units": 9}, "an embedding as wide as the hidden output"),

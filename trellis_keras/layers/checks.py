@@ -54,6 +54,11 @@ def check_rates(**rates: float) -> None:
             raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate!r}")
 
 
+def largest_dilation(kernel_size: int) -> int:
+    """Returns the largest dilation rate whose convolution pads a number of steps in range."""
+    return _LARGEST_REACH // max(kernel_size - 1, 1)
+
+
 def check_dilations(name: str, dilations: Any, kernel_size: int) -> list[int]:
     """Returns the dilation rates of convolutions as a list of Python integers."""
     if np.ndim(dilations) != 1 or len(dilations) == 0:
@@ -61,7 +66,7 @@ def check_dilations(name: str, dilations: Any, kernel_size: int) -> list[int]:
             f"`{name}` must be a list of at least one integer. Received: {name}={dilations!r}"
         )
     dilations = [check_integer(name, dilation, minimum=1) for dilation in dilations]
-    largest = _LARGEST_REACH // max(kernel_size - 1, 1)
+    largest = largest_dilation(kernel_size)
     if max(dilations) > largest:
         raise ValueError(
             f"With kernel_size={kernel_size}, `{name}` must be at most {largest}. "

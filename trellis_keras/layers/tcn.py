@@ -25,6 +25,7 @@ from trellis_keras.layers.checks import (
     check_has_steps,
     check_integer,
     check_rates,
+    largest_dilation,
 )
 from trellis_keras.layers.linear import linear
 from trellis_keras.layers.regularization import ConvolutionKernel, Dropout, VariationalDropout
@@ -43,7 +44,6 @@ from trellis_keras.layers.time_steps import (
 )
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
-_DEEPEST = 31  # the dilation doubles from block to block, up to the largest
 # Uniform in +-1/sqrt(taps * channels).
 _UNIFORM = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 _NORMAL = keras.initializers.RandomNormal(stddev=0.01)
@@ -452,8 +452,12 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             depth = _depth_for(check_integer("receptive_field", receptive_field, 1), kernel_size)
         if depth is not None:
             depth = check_integer("depth", depth, 1)
-            if depth > _DEEPEST:
-                raise ValueError(f"`depth` must be at most {_DEEPEST}. Received: depth={depth}")
+            deepest = largest_dilation(kernel_size).bit_length()
+            if depth > deepest:
+                raise ValueError(
+                    f"With kernel_size={kernel_size}, `depth` must be at most {deepest}. "
+                    f"Received: depth={depth}"
+                )
             dilations = [2**i for i in range(depth)]
         dilations = check_dilations("dilations", dilations, kernel_size)
         depth = len(dilations)

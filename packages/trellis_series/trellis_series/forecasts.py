@@ -469,7 +469,8 @@ class Forecasts:
 
         Args:
             unique_id: The name of the series. Defaults to `None`, the only one.
-            dtype: String, the dtype of the computation. Defaults to `"float64"`.
+            dtype: String, the dtype of the computation. Defaults to `"float64"`, which JAX has only
+                if the environment has `JAX_ENABLE_X64=1`.
         """
         if self.columns.covariates:
             raise ValueError(
