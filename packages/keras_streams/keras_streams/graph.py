@@ -365,6 +365,8 @@ def _trace_call(call, layers, length):
     if "training" in inspect.signature(layer.call).parameters:
         named = {**named, "training": False}
     try:
+        for number, each in enumerate(layers):
+            each.name = f"{number}_{each.name}"  # a `Function` refuses equal names
         with without_new_calls(layers), symbolic_weights() as weights:
             with autocast(layer):
                 args, named = keras.tree.map_structure(converted, (args, named))

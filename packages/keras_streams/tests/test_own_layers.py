@@ -332,6 +332,23 @@ def test_a_weight_of_zero_is_not_padding(layer):
         to_stream(model)
 
 
+def test_layers_of_a_layer_may_have_equal_names():
+    class Twice(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.parts = [layers.Conv1D(3, 2, padding="same", name="add") for _ in range(2)]
+
+        def call(self, x):
+            for part in self.parts:
+                x = part(x) + 1.0 + x
+            return x
+
+    layer = Twice()
+    x = keras.Input((None, 3))
+    assert check_equal(keras.Model(x, layer(x)), [noise(2, 12, 3)]).delay == 2
+    assert [part.name for part in layer.parts] == ["add", "add"]
+
+
 def test_attributes_that_a_call_stores_stay_as_they_are():
     class Stores(layers.Layer):
         last = None
