@@ -85,6 +85,16 @@ def test_streams_that_cannot_start_are_refused():
         Forecasts(6, past=["x"]).fit(table).stream()
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="Other backends have float64")
+def test_double_precision_on_jax_needs_its_option(tmp_path):
+    import jax
+
+    forecasts = Forecasts(6).fit(numbered(SERIES["day"][:50]))
+    for start in (forecasts.stream, lambda: forecasts.export(tmp_path / "a.c", dtype="float64")):
+        with jax.enable_x64(False), pytest.raises(ValueError, match="JAX_ENABLE_X64=1.*'float32'"):
+            start()
+
+
 def test_exports_equal_the_stream(tmp_path):
     forecasts = Forecasts(6, season=24).fit(numbered(SERIES["day"][:200]))
     new = (SERIES["day"][200:] - 150 * (np.arange(60) > 12)).astype("float32")  # below the floor

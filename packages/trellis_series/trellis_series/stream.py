@@ -33,7 +33,7 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
         levels: Percentages of the bands.
         network: `Forecaster` that the model uses, or `None`.
         dtype: String, the dtype of the computation. Defaults to `"float64"`; on JAX this needs
-            `jax_enable_x64`.
+            `JAX_ENABLE_X64=1` in the environment.
 
     Example:
 
@@ -49,6 +49,11 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
         self, model: Ensemble, levels: Sequence[float], network: Any = None, dtype: str = "float64"
     ) -> None:
         super().__init__(name="forecast", dtype=dtype)
+        if keras.backend.standardize_dtype(ops.zeros((), dtype).dtype) != dtype:
+            raise ValueError(
+                f"On JAX, {dtype} needs JAX_ENABLE_X64=1 in the environment. Set it before Python "
+                f"starts, or pass dtype='float32'. Received: dtype={dtype!r}"
+            )
 
         def cast(part):
             return part.astype(self.compute_dtype) if isinstance(part, np.ndarray) else part
