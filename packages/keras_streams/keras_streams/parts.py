@@ -24,7 +24,7 @@ from keras_streams.protocol import (
     two_sum,
     without_dropout,
 )
-from keras_streams.trace import Scoped
+from keras_streams.trace import Scoped, error_summary
 from keras_streams.types import Tensor
 
 
@@ -202,8 +202,15 @@ class Pointwise(Part):
         signal = dataclasses.replace(moving[0], back=back, lag=max(s.lag for s in moving))
         if not signal.has_time and any(None in spec.shape[1:] for spec in call.specs):
             pairs = zip(call.tensors, signals, strict=True)  # with sizes that the model left open
-            specs = call.specs_for([(x.shape[0], *s.shape) for x, s in pairs])
-            call = dataclasses.replace(call, specs=specs)
+            shapes = [(x.shape[0], *s.shape) for x, s in pairs]
+            try:
+                call = dataclasses.replace(call, specs=call.specs_for(shapes))
+            except Exception as error:  # whatever an operation raises that needs more steps
+                raise call.refusal(
+                    f"for inputs of shape {', '.join(map(str, shapes))} it raised "
+                    f"{error_summary(error)} Pass the length of the windows in training, as in "
+                    "to_stream(model, window=128)."
+                ) from error
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
         super().__init__(

@@ -96,7 +96,7 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
         raise call.refusal(
             "a stream has no masked steps. If it never gets padding, pass ignore_masks=True."
         )
-    if not moving and isinstance(operation, _REPEATS) and call.specs[0].shape[1] == signal.length:
+    if not moving and _repeats_for_each(call, signal.length):
         output = output_of(call, signal, has_time=True, is_static=False, axis=1)
         return Each(signal, functools.partial(_repeated_for_each, call), output)
     if len({signal.has_time for signal in moving}) == 2:
@@ -144,6 +144,12 @@ def make_parts(call: Call, signals: list[Signal], options: StreamOptions) -> Par
     if not is_alone or (isinstance(operation, keras.Layer) and len(call.given) > len(signals)):
         raise call.refusal(_INPUTS_ONLY)
     return makers[0](call, signal)
+
+
+def _repeats_for_each(call, length):
+    """Returns whether an operation repeats a value without a time axis for each step."""
+    is_of_steps = call.tensors[0].shape[1:2] == (1,) or call.specs[0].ndim > call.tensors[0].ndim
+    return isinstance(call.operation, _REPEATS) and is_of_steps and call.specs[0].shape[1] == length
 
 
 def _repeated_for_each(call, x):

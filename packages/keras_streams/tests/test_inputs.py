@@ -84,6 +84,15 @@ def test_a_mask_among_the_inputs():
     to_stream(model, ignore_masks=True)
 
 
+def test_features_that_are_as_many_as_the_steps_are_no_steps():
+    x, static = keras.Input((6, 3)), keras.Input((3,))
+    y = layers.Concatenate()([layers.GRU(6)(x), ops.tile(static, (1, 2))])
+    inputs = [noise(2, 6, 3), noise(2, 3)]
+    model = keras.Model([x, static], y)
+    found, _ = to_stream(model).prefill(inputs)
+    np.testing.assert_allclose(found[:, -1], model(inputs), atol=1e-6)
+
+
 def test_inputs_without_time_are_repeated_for_each_step():
     x, token = keras.Input((10, 3)), keras.Input((1,), dtype="int32")
     code = layers.Flatten()(layers.Embedding(5, 2)(token))

@@ -169,11 +169,16 @@ def test_the_window_is_that_of_the_model():
         to_stream(stack(layers.Flatten()), window=13)
     with pytest.raises(ValueError, match=r"flatten.*to_stream\(model, window=128\)"):
         to_stream(stack(layers.Flatten()))
+    model = stack(layers.Conv1D(2, 5), layers.GlobalMaxPooling1D(), length=None)
+    with pytest.raises(ValueError, match=r"conv1d.*of shape \(None, 3, 3\) it raised.*window=128"):
+        to_stream(model, window=3)
 
 
 def test_masks_are_ignored_on_request():
     model = stack(layers.Masking(), layers.GRU(3), length=None)
     with pytest.raises(ValueError, match="masking.*no masked steps.*pass ignore_masks=True"):
         to_stream(model)
+    with pytest.raises(ValueError, match="`ignore_masks` must be True or False. Received: 'no'"):
+        to_stream(model, ignore_masks="no")
     y, _ = to_stream(model, ignore_masks=True).prefill(noise(2, 7, 3))
     np.testing.assert_allclose(y[:, -1], model(noise(2, 7, 3)), atol=1e-6)
