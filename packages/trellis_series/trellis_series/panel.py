@@ -227,10 +227,12 @@ def _check_unique(index):
     repeated = index.duplicated()
     if repeated.any():
         name, time = index[repeated][0]
+        advice = "Keep one of them, or add them up"
+        if index.get_level_values(0).nunique() == 1:
+            advice = "Name the column of series, `id_col` (--series COLUMN), if there are several"
         raise ValueError(
-            f"The series {str(name)!r} has two rows of {time}. Name the column of series, `id_col` "
-            "(--series COLUMN), if the table has several, and write times with their offset from "
-            "UTC if clocks change."
+            f"The series {str(name)!r} has two rows of {time}. {advice}, and write times with "
+            "their offset from UTC if clocks change."
         )
 
 

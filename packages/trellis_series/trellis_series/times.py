@@ -106,14 +106,22 @@ def _dates(values, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about the order of day and month
         for form in (None, "ISO8601"):
-            try:
+            with contextlib.suppress(ValueError, TypeError):
                 found = pd.to_datetime(values, format=form, **options).dt.as_unit("ns")
                 return pd.Series(pd.DatetimeIndex(found), values.index, name=values.name)
-            except (ValueError, TypeError) as error:
-                failed = error
-    reason = str(failed).partition(". You might")[0]  # pandas would have its arguments changed
+        options |= {"format": "mixed", "errors": "coerce", "utc": True}
+        years = pd.to_datetime(values, **options).dt.year
+    wrong = values[~years.between(1678, 2261)]  # those of nanoseconds
+    if len(wrong):
+        raise ValueError(
+            f"The column {values.name!r} must have times of the years 1678 to 2261, such as "
+            f"2024-12-31 18:00. Received: {wrong.iloc[0]!r}"
+        )
+    form = values.astype(str).str.replace(r"\d", "0", regex=True)
+    written = [values.iloc[0], *values[form != form.iloc[0]][:1]]
     raise ValueError(
-        f"The column {values.name!r} has times that are not written alike, or none: {reason}"
+        "Times must be written alike, such as 2024-12-31 18:00, with their offset from UTC in all "
+        f"rows or none. Received: {' and '.join(map(repr, written))} in the column {values.name!r}"
     )
 
 
@@ -173,8 +181,8 @@ def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
     wrong = times[grid.get_indexer(times) < 0]
     if len(wrong):
         raise ValueError(
-            f"The times are spaced by {freq!r}, but {wrong[0]} is between two steps. Pass another "
-            "`freq`, or aggregate the table."
+            f"In steps of {freq!r} from {first}, {wrong[0]} is between two. Pass another `freq` "
+            "(--freq), or aggregate the table."
         )
     return grid
 
