@@ -635,8 +635,10 @@ def test_other_wrong_data(tmp_path):
         classifier().save_weights(tmp_path / "model.weights.json", max_shard_size=1)
     model = compiled(classifier())
     model.build((None, None, 1))
-    for call in (model, lambda x: model.evaluate(x, LABELS, verbose=0)):
-        with pytest.raises(ValueError, match="axis -1.*value 1"):
+    with pytest.raises(ValueError, match="axis -1.*value 1"):
+        model(X)
+    for call in (model.predict, lambda x: model.evaluate(x, LABELS, verbose=0)):
+        with pytest.raises(ValueError, match=r"built for inputs of 1 channels.*\(4, 5, 3\)"):
             call(X)
     with pytest.raises(ValueError, match='quantization="int8"'):
         model.quantize("int8")
@@ -672,6 +674,14 @@ def test_one_hot_labels_of_a_generator(per_step):
     y = np.eye(CLASSES)[np.zeros((4, 5) if per_step else 4, int)]
     with pytest.raises(ValueError, match="one-hot"):
         evaluated(compiled(classifier(per_step=per_step)), X, y)
+
+
+def test_names_of_classes_in_a_dataset():
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensors((X, np.array(["a", "b", "a", "b"])))
+    with pytest.raises(ValueError, match="must be class numbers.*StringLookup"):
+        compiled(named()).fit(data, verbose=0)
 
 
 def test_keras_warns_of_a_backbone_that_drops_the_mask():

@@ -120,7 +120,8 @@ def format_of(path: str | os.PathLike) -> str:
     if suffix[1:].isalpha() and suffix not in SUFFIXES.values():
         raise ValueError(
             f"{path} has the suffix of no format. Pass a file that ends in one of "
-            f"{', '.join(SUFFIXES.values())}, or a folder without a suffix for a SavedModel."
+            f"{', '.join(SUFFIXES.values())}, or a folder without a suffix for a SavedModel. "
+            "(For a Keras file, use `model.save`; a run has one, best.keras.)"
         )
     return _format_of(path, "saved_model")
 

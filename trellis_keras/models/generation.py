@@ -406,13 +406,14 @@ def _compiled_sampler(make, model, sampler, shape, *settings):
 
 def _encode_prompts(model, prompts):
     """Returns a list of int32 arrays (time,) and whether the prompts were text."""
-    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        prompts = [prompts]
     is_text = len(prompts) > 0 and all(isinstance(prompt, str) for prompt in prompts)
     rows = [_encode(model, prompt) if is_text else np.asarray(prompt) for prompt in prompts]
     lengths = [len(row) if row.ndim == 1 else None for row in rows]
     if not lengths or not all(lengths):
         raise ValueError(
-            "`prompts` must be strings or rows of token ids, at least one, and none empty. "
+            "`prompts` (--prompt) must be strings or rows of token ids, and none empty. "
             f"Received: {list(prompts)[:5]!r}"
         )
     for row in rows:

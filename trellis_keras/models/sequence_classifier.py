@@ -204,6 +204,12 @@ class SequenceClassifier(SequenceModel):
                 "Labels must be class numbers rather than one-hot rows, or pass "
                 f'loss="categorical_crossentropy". Received: labels of shape {tuple(y.shape)}'
             )
+        if keras.backend.standardize_dtype(y.dtype) == "string":
+            raise ValueError(
+                "Labels of a dataset must be class numbers. For names, map them with "
+                "keras.layers.StringLookup(vocabulary=class_names, num_oov_indices=0), or pass "
+                "arrays to `fit`. Received: strings"
+            )
         # On some backends a label out of range has a loss of 0.
         y = ops.reshape(y, ops.shape(y_pred)[:-1])
         if not keras.backend.is_float_dtype(y.dtype):

@@ -421,8 +421,10 @@ class SequenceModel(BackboneModel):
         return super().evaluate(x, y, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Predicts as `keras.Model.predict`, once `adapt` has been called if the model needs it."""
+        """Predicts as `keras.Model.predict`, after checking arrays and that `adapt` was called."""
         self.check_adapted()
+        if isinstance(x, np.ndarray):
+            self._check_inputs(x)
         return super().predict(x, *args, **kwargs)
 
     def predict_on_batch(self, x: Any) -> np.ndarray:
@@ -453,6 +455,11 @@ class SequenceModel(BackboneModel):
     def _check_inputs(self, x):
         if self.embedding is None:
             check_rank("x", x, "(batch, time, channels)")
+            if self.built and x.shape[-1] != self.input_spec.axes[-1]:
+                raise ValueError(
+                    f"{self.name} was built for inputs of {self.input_spec.axes[-1]} channels. "
+                    f"Received: x of shape {x.shape}"
+                )
         else:
             check_rank("x", x, "(batch, time)")
             check_tokens(x, self.embedding.input_dim)
