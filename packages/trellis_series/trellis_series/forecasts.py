@@ -569,7 +569,7 @@ def check_levels(levels: Any) -> tuple[float, ...]:
     found: tuple = tuple(levels) if np.iterable(levels) else (levels,)
     if not all(isinstance(p, Real) and 1 <= float(p) < 100 for p in found):
         raise ValueError(
-            "`levels` must be percentages of 1 or more and below 100, such as (80, 95). Received: "
-            f"{levels!r}"
+            "`levels` (--level) must be percentages of 1 or more and below 100, such as (80, 95). "
+            f"Received: {levels!r}"
         )
     return tuple(int(p) if p == int(p) else float(p) for p in found)
