@@ -286,6 +286,7 @@ def test_dropout_kinds():
         ("dilations", {"depth": None, "dilations": 2}),
         ("depth", {"depth": 32}),
         ("With kernel_size=8, `depth` must be at most 28", {"kernel_size": 8, "depth": 29}),
+        ("at most .* receptive_field=10{12}", {"depth": None, "receptive_field": 10**12}),
         ("filters", {"filters": [4, 5]}),
         ("depth", {"dilations": [1, 2]}),
         ("depth", {"depth": None}),

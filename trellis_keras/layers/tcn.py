@@ -454,9 +454,10 @@ class TCN(ConfigMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
             depth = check_integer("depth", depth, 1)
             deepest = largest_dilation(kernel_size).bit_length()
             if depth > deepest:
+                wanted = "" if receptive_field is None else f" for {receptive_field=}"
                 raise ValueError(
                     f"With kernel_size={kernel_size}, `depth` must be at most {deepest}. "
-                    f"Received: depth={depth}"
+                    f"Received: depth={depth}{wanted}"
                 )
             dilations = [2**i for i in range(depth)]
         dilations = check_dilations("dilations", dilations, kernel_size)
