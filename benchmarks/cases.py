@@ -156,11 +156,6 @@ def keras_tcn(filters, kernel_size, depth, return_sequences=False):
     return make
 
 
-def receptive_field(filters, kernel_size, depth):
-    """Steps that an output of a TCN depends on: two convolutions a block, dilations 1, 2, 4..."""
-    return 1 + 2 * (kernel_size - 1) * (2**depth - 1)
-
-
 def lru_cells():
     return keras.layers.RNN([LRUCell(512), LRUCell(512)], return_sequences=True)
 
@@ -424,7 +419,7 @@ def tcn_case(about, shape, sizes, outputs):
 
 
 def tcn_streaming_case(batch):
-    steps = receptive_field(**ADDING)
+    steps = TCN(**ADDING).receptive_field
     theirs, field = whole(keras_tcn(**ADDING)), numbers(batch, steps, 2)
     name = f"keras-tcn, receptive field of {steps}"
 

@@ -249,7 +249,7 @@ def _stepped(net, compiled):
 def keras_tcn(net):
     if net.size is None:
         return None
-    window = np.zeros((1, cases.receptive_field(*net.size), net.x.shape[1]), "float32")
+    window = np.zeros((1, TCN(*net.size).receptive_field, net.x.shape[1]), "float32")
     run = cases.inference(cases.whole(cases.keras_tcn(*net.size)), lambda: window)()
     return _in_python(lambda x: run(), None, 20), None
 

@@ -126,7 +126,7 @@ class KerasTCN(_Keras):
         from benchmarks import cases
 
         size = FILTERS, TAPS, DEPTH
-        self.steps = cases.receptive_field(*size)
+        self.steps = cases.TCN(*size).receptive_field
         super().__init__(cases.keras_tcn(*size)(), cases.keras_tcn(*size, True)())
 
     def reset(self):
