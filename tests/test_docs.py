@@ -32,6 +32,6 @@ def test_pages_run(run_page, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classification.md", "edge.md", "forecasting.md"])
+@pytest.mark.parametrize("name", ["classification.md", "edge.md", "forecasting.md", "theorem1.md"])
 def test_longer_pages_run(run_page, name):
     run_page(name)
