@@ -386,10 +386,7 @@ class Plan:
         self.outputs = graph.outputs  # a structure of the numbers of the tensors
         if self._constants.keys() & {*keras.tree.flatten(self.outputs)}:
             raise ValueError(WITHOUT_INPUTS.format(graph.name))
-        last = None if options.window is None else options.window - 1
-        self.outputs = keras.tree.map_structure(
-            lambda n: self._current(n) if last is None else self._at_the_end(n, last), self.outputs
-        )
+        self.outputs = keras.tree.map_structure(self._current, self.outputs)
         needed = set(keras.tree.flatten(self.outputs))
         for part in self.parts[::-1]:
             if part.call is not None or needed & {*part.writes}:
@@ -510,11 +507,6 @@ class Plan:
         self.signals.update(zip(part.writes, part.outputs, strict=True))
         return part.writes[0]
 
-    def _at_the_end(self, n, last):
-        """Returns an output, delayed to the last step of the window, of which it is a function."""
-        signal = self.signals[n]
-        return self._delayed(n, max(signal.offset, last))
-
     def _thinned(self, n, period):
         """Returns a tensor of whole windows, of those that begin every `period` steps."""
         signal = self.signals[n]
@@ -540,8 +532,10 @@ class Plan:
         return self._once(n, ("from", first), lambda: Skip(signal, first))
 
     def _current(self, n):
-        """Returns an output, delayed to the end of the sequence if that is cropped."""
+        """Returns an output, delayed to the end of the window, or of a sequence that is cropped."""
         signal = self.signals[n]
+        if self._options.window is not None:
+            return self._delayed(n, max(signal.offset, self._options.window - 1))
         if signal.has_time or signal.is_static:
             return n
         return self._delayed(n, _offset_with(signal, _running_lag([signal])))
