@@ -316,17 +316,12 @@ def word_ids(batch, time):
     return lambda: np.random.default_rng(0).integers(0, 10_000, (batch, time)).astype("int32")
 
 
-def whole(make, last=False):
-    """A function that calls a layer; `last` returns the last position."""
+def whole(make):
+    """A function that calls a layer."""
 
     def function():
         layer = make()
-
-        def call(x):
-            y = layer(x, training=False)
-            return y[:, -1] if last else y
-
-        return call, layer.variables
+        return lambda x: layer(x, training=False), layer.variables
 
     return function
 
@@ -353,6 +348,7 @@ def next_word(cone, greedy=False):
 
 
 # Theorem 1: a 2-layer LSTM of 128 units, truncated to M = 32 steps
+TRUNCATION = 32
 
 
 def two_lstms():
@@ -362,28 +358,24 @@ def two_lstms():
 
 
 def converted():
-    return to_trellis(two_lstms().layers, 32)
+    return to_trellis(two_lstms().layers, TRUNCATION)
 
 
-def every_window(truncation=32):
+def every_window():
     """By definition: runs the LSTM over the last M steps of each position, all in one batch."""
+    model = two_lstms()
 
-    def make():
-        model = two_lstms()
+    def call(x):
+        batch, time, channels = x.shape
+        later = time - TRUNCATION
+        steps = np.arange(1, later + 1)[:, None] + np.arange(TRUNCATION)
+        windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, TRUNCATION, channels))
+        # Windows of the first positions start at the first step.
+        first = model(x[:, :TRUNCATION])
+        last = ops.reshape(model(windows)[:, -1], (batch, later, channels))
+        return ops.concatenate([first, last], axis=1)
 
-        def call(x):
-            batch, time, channels = x.shape
-            later = time - truncation
-            steps = np.arange(1, later + 1)[:, None] + np.arange(truncation)
-            windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, truncation, channels))
-            # Windows of the first positions start at the first step.
-            first = model(x[:, :truncation])
-            last = ops.reshape(model(windows)[:, -1], (batch, later, channels))
-            return ops.concatenate([first, last], axis=1)
-
-        return call, model.variables
-
-    return make
+    return call, model.variables
 
 
 # The cases
@@ -470,7 +462,7 @@ def rnn_case(kind, batch, policy="float32"):
 
 def theorem1_case(batch):
     makers = {
-        "every window": every_window(),
+        "every window": every_window,
         "TrellisNet": whole(converted),
         "LSTM": whole(two_lstms),
     }
