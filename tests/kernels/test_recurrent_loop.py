@@ -39,8 +39,14 @@ def cells(monkeypatch):
     return found
 
 
-def check(stack, cells, mask, training=True):
+@pytest.mark.both_backends
+@pytest.mark.parametrize(
+    "mask", [pytest.param(None, marks=SLOW_ON_JAX), MASK], ids=["all steps", "masked"]
+)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_equals_keras(kind, mask, cells):
     """The loop and Keras' agree in outputs, last states and gradients."""
+    stack = StackedRNN([make(kind, 3, use_bias=False), make(kind)], return_state=True)
     x, weight = noise(3, 5, 2, seed=1), noise(3, 5, 4, seed=2)
     states = [noise(3, size, seed=3 + i) for i, size in enumerate(stack.state_sizes)]
     stack.build(x.shape)
@@ -48,7 +54,7 @@ def check(stack, cells, mask, training=True):
 
     def results():
         def loss(x, *states):
-            y, *last = stack(x, initial_state=list(states), training=training, mask=mask)
+            y, *last = stack(x, initial_state=list(states), training=True, mask=mask)
             total = ops.sum(y * weight) + sum(ops.sum(ops.sin(s)) for s in last)
             return total, (y, last)
 
@@ -62,15 +68,6 @@ def check(stack, cells, mask, training=True):
     assert cells == expected_cells
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b, 1e-5)
-
-
-@pytest.mark.both_backends
-@pytest.mark.parametrize(
-    "mask", [pytest.param(None, marks=SLOW_ON_JAX), MASK], ids=["all steps", "masked"]
-)
-@pytest.mark.parametrize("kind", LAYERS)
-def test_equals_keras(kind, mask, cells):
-    check(StackedRNN([make(kind, 3, use_bias=False), make(kind)], return_state=True), cells, mask)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

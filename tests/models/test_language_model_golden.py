@@ -55,13 +55,7 @@ def test_outputs(case, history, golden, assert_close):
         assert_close(model.head(aux), decoded, "lm_output", "aux")
 
 
-def scored(model, x, y, training=True):
-    """What `fit` computes for a batch: the loss, from the last y.shape[1] positions."""
-    y_pred = model((x, y), training=training)
-    return model.compute_loss(x, y, y_pred, training=training), y_pred
-
-
-def put_masks(model, masks, config):
+def put_masks(model, masks):
     """Puts the stored draws in place of the random ones."""
     backbone = model.backbone
 
@@ -107,13 +101,17 @@ def test_training_loss_and_gradients(case, logits_at_once, golden, assert_close,
     config = arrays["meta"]["config"]
     model = language_model(arrays)
     if case.startswith("dropout"):
-        put_masks(model, family(arrays, "mask"), config)
+        put_masks(model, family(arrays, "mask"))
     stream = arrays["in.stream"].T
     rows = min(config["seq_len"], stream.shape[1] - 1)
     x, y = stream[:, :rows], stream[:, config["horizon"] + 1 : rows + 1]
-    (loss, _), gradients, _ = value_and_gradients(
-        lambda: scored(model, x, y), matched_variables(model)
-    )
+
+    def scored():
+        """What `fit` computes for a batch: the loss, from the last y.shape[1] positions."""
+        y_pred = model((x, y), training=True)
+        return model.compute_loss(x, y, y_pred, training=True), y_pred
+
+    (loss, _), gradients, _ = value_and_gradients(scored, matched_variables(model))
     assert_close(loss, arrays["out.loss_f64"], "lm_output", "loss")
     reference = family(arrays, "grad") | family(arrays, "gradfull")
     check_gradients(model, gradients, reference, assert_close, "lm_gradient")

@@ -225,7 +225,7 @@ def check_causality(make, input_shape):
     np.testing.assert_array_equal(depends, [first <= s <= t for s in range(time)])
 
 
-def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
+def check_kernels(make, input_shape, how="graph", **call):
     """Outputs and gradients with kernels equal those of the equations as written.
 
     In training, with dropout masks from the same seeds.
@@ -233,7 +233,6 @@ def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
     Args:
         make, input_shape: As in `check_layer`.
         how: "graph", "xla" (both for an unknown batch size on TensorFlow), or "eager".
-        tolerance: Largest error divided by max|reference|.
         **call: Arguments of the call. `initial_state` is differentiated too. The last two outputs
             alone are compared as well where the call takes `output_length`.
     """
@@ -249,7 +248,7 @@ def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
             plain = outputs_and_gradients(made(make, input_shape), input_shape, "eager", **options)
         assert len(fast) == len(plain)
         for found, expected in zip(fast, plain, strict=True):
-            assert_close(found, expected, tolerance)
+            assert_close(found, expected)
 
 
 def outputs_and_gradients(

@@ -76,9 +76,9 @@ def denoiser():
     return keras.Model(x, [layers.Multiply()([b, x]), layers.Concatenate()([c, up, x])])
 
 
-def conv(x, filters, size, activation="relu", **options):
+def conv(x, filters, size, **options):
     x = layers.Conv1D(filters, size, use_bias=False, **options)(x)
-    return layers.Activation(activation)(layers.BatchNormalization()(x))
+    return layers.Activation("relu")(layers.BatchNormalization()(x))
 
 
 @published()
@@ -354,19 +354,14 @@ def keywords_of_sound():
     return keras.Model(x, layers.Dense(3)(layers.GRU(3)(y)))
 
 
-def randomize(model, seed=0):
-    """Sets all weights, statistics and scales too."""
-    rng = np.random.default_rng(seed)
+def stream_of(name):
+    """A model's stream, with random weights, statistics and scales."""
+    make, options = MODELS[name]
+    model, rng = make(), np.random.default_rng(0)
     for weight in model.weights:
         if weight.dtype.startswith("float"):
             values = rng.normal(size=weight.shape) / np.sqrt(max(weight.shape or (1,)))
             weight.assign(np.abs(values) + 0.5 if "variance" in weight.name else values)
-
-
-def stream_of(name):
-    make, options = MODELS[name]
-    model = make()
-    randomize(model)
     return to_stream(model, **options)
 
 
