@@ -244,9 +244,9 @@ def test_torch_files_that_hold_no_state_dict(tmp_path, monkeypatch):
 # Lattices
 
 
-def lattice_weights(depth=2, gates=4):
+def lattice_weights(depth=2):
     rng = np.random.default_rng(0)
-    rows = {"lin": 3 * gates, "gate0": 3, "gate1": 3}
+    rows = {"lin": 12, "gate0": 3, "gate1": 3}
     shapes = {f"{name}.weight": (n, 6) for name, n in rows.items()}
     shapes |= {f"{name}.bias": (n,) for name, n in rows.items()}
     return {

@@ -12,16 +12,11 @@ pytestmark = pytest.mark.both_backends(slow=True)
 WINDOW, HORIZON, SEASON = 24, 4, 8
 
 
-def load(steps=400):
-    """A target of thousands, one of millionths, and the phase, which is known in the future."""
-    time = np.arange(steps)
-    wave = np.sin(2 * np.pi * time / SEASON)
-    noise = np.random.default_rng(0).normal(size=(2, steps))
-    columns = [9e3 + 500 * wave + 20 * noise[0], 1e-6 * (5 + wave + 0.1 * noise[1]), np.cos(wave)]
-    return np.stack(columns, axis=1).astype("float32")
-
-
-SERIES = load()
+# A target of thousands, one of millionths, and the phase, which is known in the future.
+WAVE = np.sin(2 * np.pi * np.arange(400) / SEASON)
+NOISE = np.random.default_rng(0).normal(size=(2, 400))
+COLUMNS = [9e3 + 500 * WAVE + 20 * NOISE[0], 1e-6 * (5 + WAVE + 0.1 * NOISE[1]), np.cos(WAVE)]
+SERIES = np.stack(COLUMNS, axis=1).astype("float32")
 QUANTILES = (0.1, 0.5, 0.9)
 
 
