@@ -7,6 +7,7 @@ import pathlib
 import sys
 from typing import Annotated
 
+import keras
 import matplotlib
 import typer
 
@@ -90,7 +91,9 @@ class Study:
                 print(f"{label}: done before", flush=True)
                 return
             new = measure(self.folder / "work" / label, **cell)
-            rows += [{**cell, **row, "hardware": hardware()} for row in new]
+            devices = ", ".join(accelerators() or [f"{processor()}, {cores()}"])
+            hardware = f"{devices}; {keras.backend.backend()}, Keras {keras.__version__}"
+            rows += [{**cell, **row, "hardware": hardware} for row in new]
             with atomic_write(self.path("csv")) as path, open(path, "w", newline="") as file:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
@@ -129,14 +132,6 @@ def fitted_width(count_params, size):
         middle = (low + high) // 2
         low, high = (middle, high) if count_params(middle) < size else (low, middle)
     return min((low, high), key=lambda width: abs(count_params(width) - size))
-
-
-def hardware():
-    """Returns a line: processor or accelerator, number of cores, backend."""
-    import keras
-
-    devices = accelerators() or [f"{processor()}, {cores()}"]
-    return f"{', '.join(devices)}; {keras.backend.backend()}, Keras {keras.__version__}"
 
 
 def run(main):
