@@ -106,7 +106,7 @@ def test_layer(name):
 def test_statistics_of_a_batch():
     block = made(functools.partial(TCNBlock, 4, 2, normalization="batch"), (2, 6, 3))
     x, mask = noise(3, 6, 3), np.arange(6) < np.array([[6], [4], [2]])
-    means, variances = ([np.asarray(w) for w in group] for group in moving_statistics(block))
+    before = [(np.asarray(n.moving_mean), np.asarray(n.moving_variance)) for n in block.norms]
     y = np.asarray(block(x, training=True, mask=mask))
     z = np.where(mask[..., None], x, 0)
     for n, norm in enumerate(block.norms):
@@ -114,16 +114,12 @@ def test_statistics_of_a_batch():
         kernel = np.asarray(block.convolutions[n]())
         z = past @ kernel[0] + z @ kernel[1]
         mean, variance = z[mask].mean(0), z[mask].var(0)  # of valid steps alone
-        assert_close(norm.moving_mean, 0.9 * means[n] + 0.1 * mean)
-        assert_close(norm.moving_variance, 0.9 * variances[n] + 0.1 * variance)
+        assert_close(norm.moving_mean, 0.9 * before[n][0] + 0.1 * mean)
+        assert_close(norm.moving_variance, 0.9 * before[n][1] + 0.1 * variance)
         z = (z - mean) / np.sqrt(variance + norm.epsilon) * np.asarray(norm.gamma)
         z = np.where(mask[..., None], np.maximum(z + np.asarray(norm.beta), 0), 0)
     shortcut = x @ np.asarray(block.shortcut.kernel) + np.asarray(block.shortcut.bias)
     assert_close(y, np.where(mask[..., None], np.maximum(z + shortcut, 0), 0))
-
-
-def moving_statistics(layer):
-    return [n.moving_mean for n in layer.norms], [n.moving_variance for n in layer.norms]
 
 
 @both
@@ -135,9 +131,8 @@ def test_statistics_of_a_batch_are_those_of_all_steps():
         y = layer(noise(2, 9, 3), training=True)
         y = y if layer.return_sequences else y[:, None]
         found.append([y[:, -1], *layer.non_trainable_weights])
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
-            assert_close(one, other)
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other)
 
 
 @pytest.mark.both_backends(slow=True)
