@@ -161,7 +161,7 @@ def test_data_that_do_not_fit_are_named():
     x, y = examples()
     for inputs, targets, message in (
         (x, y[:, :2], "`y` must have shape"),
-        (x[..., :2], y, "axis -1"),
+        (x[..., :2], y, "built for inputs of 3 channels"),
         (x, np.full_like(y, np.nan), "only NaN"),
     ):
         with pytest.raises(ValueError, match=message):
