@@ -646,8 +646,6 @@ def test_other_wrong_data(tmp_path):
         model.fit(X[..., :1], LABELS, class_weight={"c": 2}, verbose=0)
     with pytest.raises(ValueError, match="a dict from classes to weights. Received: 'balanced'"):
         model.fit(X[..., :1], LABELS, class_weight="balanced", verbose=0)
-    with pytest.raises(ValueError, match=r"one weight per row.*, 5\)"):
-        model.fit(X[..., :1], LABELS, sample_weight=np.ones((4, 5)), verbose=0)
     per_step = compiled(classifier(per_step=True))
     for train in (per_step.fit, per_step.train_on_batch):
         with pytest.raises(ValueError, match="class_weight.* sample_weight="):

@@ -372,11 +372,6 @@ class SequenceModel(BackboneModel):
         shape = ops.shape(y_pred)[:-1]
         weight = ops.ones(shape, y_pred.dtype)
         if sample_weight is not None:
-            if not self.per_step and any(n not in (1, None) for n in sample_weight.shape[1:]):
-                raise ValueError(
-                    "A last-step model takes one weight per row, `sample_weight` of shape (batch,)."
-                    f" Received: shape {tuple(sample_weight.shape)}"
-                )
             # By reshape: a per-step model also accepts one weight per row.
             ranked = (shape[0], -1) if self.per_step else (shape[0],)
             weight = weight * ops.reshape(ops.cast(sample_weight, weight.dtype), ranked)
