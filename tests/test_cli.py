@@ -168,7 +168,7 @@ def test_train_and_go_on(command, tmp_path):
     assert "Resuming after epoch 1" in out
     assert zoo.read_recipe(folder).training.epochs == 2
     assert zoo.read_recipe(folder).arguments["depth"] == 2
-    assert "pass larger `epochs` (--epochs)." in command("train", "--output", folder)[1]
+    assert "pass a larger `epochs` (--epochs)." in command("train", "--output", folder)[1]
 
 
 def test_settings_of_a_zoo_run(command, refused, chosen, tmp_path):

@@ -637,7 +637,11 @@ def test_other_wrong_data(tmp_path):
     model.build((None, None, 1))
     with pytest.raises(ValueError, match="axis -1.*value 1"):
         model(X)
-    for call in (model.predict, lambda x: model.evaluate(x, LABELS, verbose=0)):
+    for call in (
+        model.predict,
+        model.predict_on_batch,
+        lambda x: model.evaluate(x, LABELS, verbose=0),
+    ):
         with pytest.raises(ValueError, match=r"built for inputs of 1 channels.*\(4, 5, 3\)"):
             call(X)
     with pytest.raises(ValueError, match='quantization="int8"'):

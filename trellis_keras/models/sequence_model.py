@@ -423,13 +423,13 @@ class SequenceModel(BackboneModel):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> np.ndarray:
         """Predicts as `keras.Model.predict`, after checking arrays and that `adapt` was called."""
         self.check_adapted()
-        if isinstance(x, np.ndarray):
-            self._check_inputs(x)
+        self._check_shape(x)
         return super().predict(x, *args, **kwargs)
 
     def predict_on_batch(self, x: Any) -> np.ndarray:
         """Predicts as `keras.Model.predict_on_batch`, after the check of `predict`."""
         self.check_adapted()
+        self._check_shape(x)
         return super().predict_on_batch(x)
 
     def _checked_data(self, x, y=None):
@@ -453,6 +453,12 @@ class SequenceModel(BackboneModel):
             self._check_targets(y)
 
     def _check_inputs(self, x):
+        """Raises ValueError for inputs that the model is not trained on."""
+        self._check_shape(x)
+
+    def _check_shape(self, x):
+        if not isinstance(x, np.ndarray):
+            return
         if self.embedding is None:
             check_rank("x", x, "(batch, time, channels)")
             if self.built and x.shape[-1] != self.input_spec.axes[-1]:

@@ -212,7 +212,7 @@ class Checkpoint(keras.callbacks.Callback):
             by_callback = ", stopped by a callback" if epoch < epochs else ""
             self._say(
                 f"{path}: training is complete after {epoch} epochs{by_callback}. To continue, "
-                "pass larger `epochs` (--epochs)."
+                "pass a larger `epochs` (--epochs)."
             )
         elif path != self._written:  # otherwise `fit` continues in this process
             part = f"batch {state['batch']} of epoch {epoch + 1}" if state["batch"] else ""

@@ -365,8 +365,6 @@ def _trace_call(call, layers, length):
     if "training" in inspect.signature(layer.call).parameters:
         named = {**named, "training": False}
     try:
-        for number, each in enumerate(layers):
-            each.name = f"{number}_{each.name}"  # a `Function` refuses equal names
         with without_new_calls(layers), symbolic_weights() as weights:
             with autocast(layer):
                 args, named = keras.tree.map_structure(converted, (args, named))
@@ -378,6 +376,8 @@ def _trace_call(call, layers, length):
             flat = [y if isinstance(y, keras.KerasTensor) else next(rest) for y in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
             read = [symbol for _, symbol in weights.symbols.values()]
+            for number, each in enumerate(layers):  # a `Function` refuses equal names
+                vars(each)["name"] = f"{number}_{each.name}"
             function = keras.Function([*inputs, *read, *symbols], outputs)
     except Exception:  # whatever code that needs numbers raises for symbolic tensors
         return None, []

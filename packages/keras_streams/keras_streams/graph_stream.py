@@ -136,7 +136,7 @@ def to_stream(
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
     window, max_context = _count("window", window), _count("max_context", max_context)
-    if not isinstance(ignore_masks, bool):
+    if ignore_masks not in (True, False):
         raise ValueError(f"`ignore_masks` must be True or False. Received: {ignore_masks!r}")
     options = StreamOptions(time_axis, window, ignore_masks, max_context)
     try:

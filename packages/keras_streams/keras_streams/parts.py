@@ -208,8 +208,7 @@ class Pointwise(Part):
             except Exception as error:  # whatever an operation raises that needs more steps
                 raise call.refusal(
                     f"for inputs of shape {', '.join(map(str, shapes))} it raised "
-                    f"{error_summary(error)} Pass the length of the windows in training, as in "
-                    "to_stream(model, window=128)."
+                    f"{error_summary(error)} Pass a longer `window`, as long as those in training."
                 ) from error
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]

@@ -170,7 +170,7 @@ def test_the_window_is_that_of_the_model():
     with pytest.raises(ValueError, match=r"flatten.*to_stream\(model, window=128\)"):
         to_stream(stack(layers.Flatten()))
     model = stack(layers.Conv1D(2, 5), layers.GlobalMaxPooling1D(), length=None)
-    with pytest.raises(ValueError, match=r"conv1d.*of shape \(None, 3, 3\) it raised.*window=128"):
+    with pytest.raises(ValueError, match=r"conv1d.*\(None, 3, 3\) it raised.*longer `window`"):
         to_stream(model, window=3)
 
 

@@ -228,7 +228,7 @@ def _check_unique(index):
     if repeated.any():
         name, time = index[repeated][0]
         advice = "Keep one of them, or add them up"
-        if index.get_level_values(0).nunique() == 1:
+        if name == UNNAMED:
             advice = "Name the column of series, `id_col` (--series COLUMN), if there are several"
         raise ValueError(
             f"The series {str(name)!r} has two rows of {time}. {advice}, and write times with "

@@ -49,10 +49,11 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
         self, model: Ensemble, levels: Sequence[float], network: Any = None, dtype: str = "float64"
     ) -> None:
         super().__init__(name="forecast", dtype=dtype)
-        if keras.backend.standardize_dtype(ops.zeros((), dtype).dtype) != dtype:
+        zero = ops.zeros((), self.compute_dtype)
+        if keras.backend.standardize_dtype(zero.dtype) != self.compute_dtype:
             raise ValueError(
-                f"On JAX, {dtype} needs JAX_ENABLE_X64=1 in the environment. Set it before Python "
-                f"starts, or pass dtype='float32'. Received: dtype={dtype!r}"
+                f"On JAX, {self.compute_dtype} needs JAX_ENABLE_X64=1 in the environment. Set it "
+                f"before Python starts, or pass dtype='float32'. Received: dtype={dtype!r}"
             )
 
         def cast(part):

@@ -114,14 +114,14 @@ def _dates(values, **options):
     wrong = values[~years.between(1678, 2261)]  # those of nanoseconds
     if len(wrong):
         raise ValueError(
-            f"The column {values.name!r} must have times of the years 1678 to 2261, such as "
-            f"2024-12-31 18:00. Received: {wrong.iloc[0]!r}"
+            f"The column {values.name!r} must have times that exist, of the years 1678 to "
+            f"2261, such as 2024-12-31 18:00. Received: {wrong.iloc[0]!r}"
         )
     form = values.astype(str).str.replace(r"\d", "0", regex=True)
     written = [values.iloc[0], *values[form != form.iloc[0]][:1]]
     raise ValueError(
-        "Times must be written alike, such as 2024-12-31 18:00, with their offset from UTC in all "
-        f"rows or none. Received: {' and '.join(map(repr, written))} in the column {values.name!r}"
+        "Times must be written alike, such as 2024-12-31 18:00, all in UTC or all without an "
+        f"offset. Received: {' and '.join(map(repr, written))} in the column {values.name!r}"
     )
 
 
@@ -181,8 +181,8 @@ def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
     wrong = times[grid.get_indexer(times) < 0]
     if len(wrong):
         raise ValueError(
-            f"In steps of {freq!r} from {first}, {wrong[0]} is between two. Pass another `freq` "
-            "(--freq), or aggregate the table."
+            f"In steps of {freq!r} from {first}, {wrong[0]} is between two steps. Pass another "
+            "`freq` (--freq), or aggregate the table."
         )
     return grid
 
