@@ -124,9 +124,10 @@ class KerasTCN(_Keras):
 
     def __init__(self):
         from benchmarks import cases
+        from trellis_keras.layers import TCN
 
         size = FILTERS, TAPS, DEPTH
-        self.steps = cases.TCN(*size).receptive_field
+        self.steps = TCN(*size).receptive_field
         super().__init__(cases.keras_tcn(*size)(), cases.keras_tcn(*size, True)())
 
     def reset(self):

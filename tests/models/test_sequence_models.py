@@ -705,6 +705,14 @@ def test_per_step_targets_of_other_lengths_are_refused(make):
             model.fit(x, y[:, :time], verbose=0)
 
 
+def test_predictions_for_soft_piano_rolls():
+    """Only training needs rolls of 0 and 1."""
+    model, soft = compiled(polyphonic()), np.full((2, 5, KEYS), 0.5, "float32")
+    np.testing.assert_allclose(model.predict(soft, verbose=0), model(soft), atol=1e-6)
+    with pytest.raises(ValueError, match="only 0"):
+        model.evaluate(soft, soft, verbose=0)
+
+
 def test_wrong_piano_rolls():
     model = polyphonic()
     x, y, weight = padded(piano_rolls())
