@@ -145,13 +145,18 @@ def _data(one):
 
 def _train(one):
     """Returns the commands that repeat the run."""
-    backend = "KERAS_BACKEND=jax " if one.results["backend"].startswith("jax") else ""
     words = [one.run.model, *filter(None, [one.run.variant])]
-    command = f"{backend}trellis-keras train {shlex.join(words)} --repeat"
     name = "runs/" + "_".join(words).replace("=", "_").replace(",", "_")
-    lines = [f"{command} --output {shlex.quote(name)}"]
-    for seed in (other["seed"] for other in one.results["other_seeds"]):
-        lines.append(f"{command} --seed {seed} --output {shlex.quote(f'{name}_seed_{seed}')}")
+
+    def command(backend, seed, folder):
+        variable = "KERAS_BACKEND=jax " if backend.startswith("jax") else ""
+        train = f"trellis-keras train {shlex.join(words)} --repeat{seed}"
+        return f"{variable}{train} --output {shlex.quote(folder)}"
+
+    lines = [command(one.results["backend"], "", name)]
+    for other in one.results["other_seeds"]:
+        seed, backend = other["seed"], other.get("backend", one.results["backend"])
+        lines.append(command(backend, f" --seed {seed}", f"{name}_seed_{seed}"))
     return "\n".join(["```sh", *lines, "```"])
 
 

@@ -37,7 +37,7 @@ from trellis_keras.zoo.results import RESULTS, WEIGHTS, assets_folder, read_run
 
 GENERATED = ("adding", "copy_memory")  # data sets whose test split is only a sample
 TEST_SETS = range(1, 11)  # their seeds of other test splits
-_OF_A_SEED = ("test", "validation_loss", "epoch", "epochs", "wall_time_s", "test_sets")
+_OF_A_SEED = "test validation_loss epoch epochs wall_time_s test_sets backend".split()
 
 
 def publish(

@@ -30,6 +30,14 @@ def named(title):
     return one
 
 
+def test_each_seed_is_repeated_on_its_backend():
+    card = cards.card(named("lstm_jsb"))
+    pattern = r"^(.*)trellis-keras train lstm_jsb --repeat(.*) --output"
+    found = {seed: prefix for prefix, seed in re.findall(pattern, card, re.MULTILINE)}
+    jax = "KERAS_BACKEND=jax "
+    assert found == {"": jax, " --seed 1": "", " --seed 2": jax}
+
+
 def test_the_commands_and_calls_of_every_card_are_ones(found):
     for one in found:
         card, recipe = cards.card(one), one.recipe

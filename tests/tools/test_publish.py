@@ -138,6 +138,7 @@ def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
     assert found["recipe"]["arguments"]["seed"] == zoo.read_recipe(median).seed
     assert found["validation_loss"] == pytest.approx(validation_loss(median))
     assert [seed["test"] for seed in found["other_seeds"]] == [evaluate(worst), evaluate(best)]
+    assert all(seed["backend"] == found["backend"] for seed in found["other_seeds"])
     assert found["test_runs"] == 3
     card = " ".join((tmp_path / "out" / "card.md").read_text().split())
     assert "It is number 2 of 3 by validation loss" in card and "(3 seeds)" in card
