@@ -455,10 +455,10 @@ class Printer:
             text = _INTEGERS[op.name].replace("KIND", kind)
         elif op.name in ("Maximum", "Minimum") and is_real:
             text = f"{_FOLDS[op.name[:3].lower()][0]}({{0}}, {{1}})"
-        elif op.name == "Divide" and is_real:
-            text = f"({kind}){{0}} / {{1}}"
         else:
             text = MAPS[op.name].c
+            if is_real and (op.name == "Divide" or dtype == "int64"):  # counters are integers
+                operands = [f"({kind}){operands[0]}", *operands[1:]]
         return self.linked(text).format(*operands)
 
     def operand(self, cells, mine, parameters, whole):

@@ -289,8 +289,19 @@ def test_fractions_beside_integers(masked):
         c_export.fixed_source(counted(function), "net", "int8", noise(40, 1))
 
 
-def test_a_count_times_a_large_number_is_a_float():
-    c_export.proven_source(counted(lambda x, n: x + 1e-17 * (1e17 * ops.cast(n, x.dtype))), "net")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n: 1e-17 * (1e17 * n),
+        lambda n: 1e4 * ops.reciprocal(n),
+        lambda n: 1e-8 * ops.square(n),
+        lambda n: ops.maximum(n, 7.0) / n,
+    ],
+    ids=["product", "reciprocal", "square", "quotient"],
+)
+def test_functions_of_counts_are_floats(function):
+    net = counted(lambda x, n: x + function(ops.cast(n, x.dtype)), start=10_000)
+    c_export.proven_source(net, "net")
 
 
 def test_missing_inputs_of_integers_saturate():
