@@ -26,52 +26,52 @@ MODULES = sorted(
 )
 
 
-def imported(source, package):
-    """Names of the modules of the package that a source imports, lazily or not.
-
-    Args:
-        source: The text of a module.
-        package: Its package, such as "trellis_keras.layers".
-    """
-    for node in ast.walk(ast.parse(source)):
+def imported(module):
+    """Names of all that a module imports, lazily or not."""
+    package = ["trellis_keras", *module.split("/")[:-1]]
+    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*package.split(".")[: -node.level + 1 or None], *base.split(".")])
+                base = ".".join([*package[: 1 - node.level or None], *base.split(".")])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def upward(module, source):
+IMPORTS = {module: set(imported(module)) for module in MODULES}
+
+
+def upward(module):
     """Names that a module imports from its own height or above, except from its own package."""
     own = module.split("/")[0]
-    package = ".".join(["trellis_keras", *module.split("/")[:-1]])
-    parts = (name.split(".") for name in imported(source, package))
+    parts = (name.split(".") for name in IMPORTS[module])
     theirs = {name[1] for name in parts if name[0] == "trellis_keras" and len(name) > 1}
     return sorted(t for t in theirs - {own} if t in HEIGHT and HEIGHT[t] >= HEIGHT[own])
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__"])
 def test_imports_point_down(module):
-    source = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
     assert module.split("/")[0] in HEIGHT, "a new part of the package: give it a level"
-    assert not upward(module, source)
+    assert not upward(module)
 
 
-@pytest.mark.parametrize(
-    "module", [m for m in MODULES if m.split("/")[0] in ("kernels", "layers", "models")]
-)
-def test_nets_import_tensorflow_in_modules_of_its_own_only(module):
-    names = imported((PACKAGE / f"{module}.py").read_text(encoding="utf-8"), "trellis_keras")
-    uses = any(name.split(".")[0] == "tensorflow" for name in names)
-    assert not uses or module.endswith("_tf")
+def modules_that_import(*roots):
+    """Of the modules, those that import one of these packages."""
+    return {m for m in MODULES for name in IMPORTS[m] if f"{name}.".startswith(roots)}
+
+
+def test_nets_import_tensorflow_in_modules_of_its_own_only():
+    found = modules_that_import("tensorflow.")
+    nets = [m for m in found if m.split("/")[0] in ("kernels", "layers", "models")]
+    assert nets and all(module.endswith("_tf") for module in nets)
 
 
 def test_nothing_imports_the_tools():
-    for module in MODULES:
-        names = imported((PACKAGE / f"{module}.py").read_text(encoding="utf-8"), "trellis_keras")
-        assert not [
-            name for name in names if name.split(".")[0] in ("tools", "tests", "benchmarks")
-        ]
+    assert not modules_that_import("tools.", "tests.", "benchmarks.")
+
+
+def test_private_names_of_keras_are_used_in_one_module_only():
+    """Which other tests exercise."""
+    assert modules_that_import("keras.src.") == {"_keras_internals"}
