@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from trellis_keras.layers import TCN, MixtureOfSoftmaxes, TrellisLayer
-from trellis_keras.models import LanguageModel, SequenceClassifier
+from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
 
 
@@ -145,24 +145,6 @@ def language_model(arrays, parameters="param", **options):
     )
     model.build((None, None))
     load_torch_state_dict(model, family(arrays, parameters))
-    return model
-
-
-def pixel_classifier(arrays):
-    """The SequenceClassifier of a `trellis_pixel_*` case, weights loaded."""
-    config = arrays["meta"]["config"]
-    backbone = TrellisLayer(
-        config["nhid"] + config["nout"],
-        config["nlevels"],
-        output_units=config["nout"],
-        kernel_size=config["k"],
-        dilation_rate=config["dil"],
-        weight_norm=config["wn"],
-        return_sequences=False,
-    )
-    model = SequenceClassifier(backbone, 10)
-    model.build((None, None, config["ninp"]))
-    load_torch_state_dict(model, family(arrays, "param"))
     return model
 
 
