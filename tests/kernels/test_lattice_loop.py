@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.layer_checks import assert_close, noise, randomize
+from tests.support.layer_checks import assert_all_close, noise, randomize
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.layers import LRUCell
 
@@ -85,8 +85,7 @@ def test_equals_the_cell(case):
         (_, outputs), by_weight, by_input = value_and_gradients(loss, cell.weights, *inputs)
         return [*outputs, *by_weight, *by_input]
 
-    for found, expected in zip(results(by_loop), results(by_steps), strict=True):
-        assert_close(found, expected)
+    assert_all_close(results(by_loop), results(by_steps))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads a TensorFlow graph")

@@ -16,6 +16,7 @@ from tests.support.golden import (
 )
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
+    assert_all_close,
     assert_close,
     check_backwards,
     check_kernels,
@@ -152,8 +153,7 @@ def test_equations_of_the_paper(variant, convention, options):
     found = cell(h1, [h2])
     for n in range(cell.cells_per_node):
         h1, h2 = (np.asarray(h, keras.config.floatx()) for h in paper(cell, n, h1, h2))
-    for ours, expected in zip(keras.tree.flatten(found), (h1, h2), strict=True):
-        assert_close(ours, expected)
+    assert_all_close(found, (h1, h2))
 
 
 # The layer
@@ -191,9 +191,7 @@ def test_equals_keras_rnn_of_its_cells():
     found = layer(x, initial_state=states, training=True)
     for seed in layer.non_trainable_variables:  # so that the same dropout masks are drawn again
         seed.assign(seed.value - ops.convert_to_tensor([0, 1], seed.dtype))
-    expected = rnn(x, initial_state=states, training=True)
-    for ours, theirs in zip(*map(keras.tree.flatten, (found, expected)), strict=True):
-        assert_close(ours, theirs)
+    assert_all_close(found, rnn(x, initial_state=states, training=True))
 
 
 @pytest.mark.both_backends(slow=True)
@@ -209,8 +207,7 @@ def test_masked_steps_keep_the_state_and_repeat_the_output():
         own = [state[row : row + 1] for state in states]
         alone, *own_ends = layer(x[row, mask[row]][None], initial_state=own)
         assert_close(y[row, mask[row]], alone[0])
-        for end, expected in zip(ends, own_ends, strict=True):
-            assert_close(end[row], expected[0])
+        assert_all_close([end[row] for end in ends], [end[0] for end in own_ends])
     np.testing.assert_array_equal(y[0, 5], y[0, 4])
     np.testing.assert_array_equal(y[1, [0, 3, 5]], [np.zeros(4), y[1, 2], y[1, 4]])
     np.testing.assert_array_equal(y[2], 0)

@@ -20,7 +20,7 @@ from tests.support.golden import (
 )
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
-    assert_close,
+    assert_all_close,
     check_config,
     check_layer,
     check_sizes,
@@ -48,12 +48,6 @@ def rnn(cells, **options):
 def built(cell, channels):
     cell.build((None, channels))
     return randomize(cell)
-
-
-def assert_all_close(actual, expected):
-    actual, expected = keras.tree.flatten(actual), keras.tree.flatten(expected)
-    for a, b in zip(actual, expected, strict=True):
-        assert_close(a, b)
 
 
 # Every cell

@@ -17,6 +17,7 @@ from tests.support.golden import (
 )
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
+    assert_all_close,
     assert_close,
     check_backwards,
     check_causality,
@@ -28,6 +29,7 @@ from tests.support.layer_checks import (
     made,
     noise,
 )
+from tests.support.parameters import slow_but
 from trellis_keras import kernels
 from trellis_keras.layers import TCN, TCNBlock
 
@@ -86,15 +88,8 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("tcn", marks=pytest.mark.slow),
-        pytest.param("batch normalization", marks=pytest.mark.slow),
-        pytest.param("other options", marks=pytest.mark.slow_elsewhere),
-        pytest.param("centered", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow_elsewhere
+@pytest.mark.parametrize("name", slow_but(LAYERS, "other options"))
 @both
 def test_layer(name):
     # Float32 divides by the small deviations of 24 steps.
@@ -131,8 +126,7 @@ def test_statistics_of_a_batch_are_those_of_all_steps():
         y = layer(noise(2, 9, 3), training=True)
         y = y if layer.return_sequences else y[:, None]
         found.append([y[:, -1], *layer.non_trainable_weights])
-    for one, other in zip(*found, strict=True):
-        assert_close(one, other)
+    assert_all_close(*found)
 
 
 @pytest.mark.both_backends(slow=True)

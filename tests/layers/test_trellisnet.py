@@ -13,6 +13,7 @@ from keras import ops
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     TENSORFLOW,
+    assert_all_close,
     assert_close,
     check_backwards,
     check_kernels,
@@ -172,8 +173,7 @@ def test_equation(name, plain, floatx):
         y, *states = outputs_of(layer, x, initial_state=initial, training=True)
     expected = numpy_trellisnet(layer, x, initial, mask if layer.dropout else 1.0)
     assert_close(y, expected[0])
-    for found, state in zip(states, expected, strict=True):
-        assert_close(found, state[:, -1])
+    assert_all_close(states, [state[:, -1] for state in expected])
 
 
 # Kernels against the plain pass: (time, output length, initial state, mask, arguments)
@@ -285,8 +285,7 @@ def test_rematerialization_takes_less_memory():
 
     (expected, more), (gradients, less) = results(False), results(True)
     assert less < 0.7 * more
-    for found, wanted in zip(gradients, expected, strict=True):
-        assert_close(found, wanted)
+    assert_all_close(gradients, expected)
 
 
 @only_tensorflow
@@ -500,8 +499,7 @@ def test_last_step_of_rows_of_different_lengths(floatx):
     for row, steps in enumerate(rows[:3]):
         own = [s[row : row + 1] for s in initial]
         expected = layer(x[row : row + 1, steps], initial_state=own)
-        for a, b in zip(found, expected, strict=True):
-            assert_close(a[row], b[0])
+        assert_all_close([a[row] for a in found], [a[0] for a in expected])
     y, aux, h, c = (np.asarray(a)[3] for a in found)  # nothing is valid: the initial states
     np.testing.assert_array_equal([y, *aux, h], [initial[0][3]] * 4)
     np.testing.assert_array_equal(c, initial[1][3])

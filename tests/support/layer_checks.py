@@ -201,8 +201,7 @@ def check_float64(make, input_shape, streams=True):
         keras.config.set_floatx("float32")
         found = list(outputs())
         keras.config.set_floatx("float64")
-        for y, expected in zip(found, outputs(), strict=True):
-            assert_close(y, expected)
+        assert_all_close(found, list(outputs()))
     finally:
         keras.config.set_floatx(floatx)
 
@@ -246,9 +245,7 @@ def check_kernels(make, input_shape, how="graph", **call):
         fast = outputs_and_gradients(made(make, input_shape), input_shape, how, **options)
         with kernels.disabled():
             plain = outputs_and_gradients(made(make, input_shape), input_shape, "eager", **options)
-        assert len(fast) == len(plain)
-        for found, expected in zip(fast, plain, strict=True):
-            assert_close(found, expected)
+        assert_all_close(fast, plain)
 
 
 def outputs_and_gradients(
@@ -315,8 +312,7 @@ def check_streaming(layer, x, steps=None, **initial):
     assert_close(whole[:, -length:], forward)
     assert_close(pieces[:, -length:], forward)
     keras.tree.assert_same_structure(filled, cache)
-    for a, b in zip(keras.tree.flatten(filled), keras.tree.flatten(cache), strict=True):
-        assert_close(a, b)
+    assert_all_close(filled, cache)
 
 
 def check_bad_streams(make, input_shape):
@@ -405,10 +401,8 @@ def _check_attached_mask(layer, x):
     masked = keras.layers.Masking()(ops.convert_to_tensor(x))
     found = keras.tree.flatten(layer(masked, **given))
     mask = np.any(x != 0, axis=-1)
-    expected = outputs_of(layer, x, mask=mask, **given)
+    assert_all_close(found, outputs_of(layer, x, mask=mask, **given))
     unmasked = outputs_of(layer, x, **given)
-    for a, b in zip(found, expected, strict=True):
-        assert_close(a, b)
     assert np.max(np.abs(np.asarray(found[0]) - np.asarray(unmasked[0]))) > 1e-3
 
 
@@ -420,9 +414,7 @@ def check_backwards(make, input_shape):
     mask = np.broadcast_to(mask, input_shape[:2])
     for options in ({}, {"mask": mask}):
         flipped = {name: value[:, ::-1] for name, value in options.items()}
-        expected = keras.tree.flatten(forward(x[:, ::-1], **flipped))
-        for found, wanted in zip(keras.tree.flatten(backward(x, **options)), expected, strict=True):
-            assert_close(found, wanted)
+        assert_all_close(backward(x, **options), forward(x[:, ::-1], **flipped))
     both = keras.layers.Bidirectional(make())
     both.build(input_shape)
     randomize(both)
@@ -492,3 +484,9 @@ def assert_close(actual, expected, tolerance=None):
     error = np.max(np.abs(actual - expected), initial=0.0) / scale
     limit = tolerance or TOLERANCE[keras.config.floatx()]
     assert error <= limit, f"error {error:.3g} > {limit:.3g}"
+
+
+def assert_all_close(actual, expected, tolerance=None):
+    """The tensors of two structures agree, such as the outputs of a layer."""
+    for a, b in zip(*map(keras.tree.flatten, (actual, expected)), strict=True):
+        assert_close(a, b, tolerance)
