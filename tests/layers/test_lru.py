@@ -8,13 +8,13 @@ import pytest
 from keras import ops
 
 from tests.support.golden import (
+    check_cell,
     check_gradients,
+    check_sequence,
     family,
-    floats,
     gradients_of_run,
     matched_variables,
 )
-from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_all_close,
     assert_close,
@@ -59,21 +59,7 @@ def test_cell_of_the_authors(case, golden, assert_close):
     cell = LRUCell(size, convention="authors", **CELLS[case])
     cell.build((None, size))
     load_torch_state_dict(cell, family(arrays, "param"))
-
-    def loss(h1, h2):
-        h1, (h2,) = cell(h1, [h2])
-        return ops.sum(h1**2) + 0.5 * ops.sum(h2**3), (h1, h2)
-
-    h1, h2 = floats(arrays["in.h1"]), floats(arrays["in.h2"])
-    (value, outputs), by_weight, by_input = value_and_gradients(
-        loss, matched_variables(cell), h1, h2
-    )
-    outputs += cell(h1, cell.get_initial_state(len(h1)))
-    for name, found in zip(("h1", "h2", "h1_single", "h2_single"), outputs, strict=True):
-        assert_close(found, arrays[f"out.{name}_f64"], "output", name)
-    assert_close(value, arrays["out.loss_f64"], "output", "loss")
-    for name, found in zip(("h1", "h2"), by_input, strict=True):
-        assert_close(found, arrays[f"grad.{name}_f64"], "gradient", name)
+    by_weight = check_cell(cell, matched_variables(cell), arrays, assert_close)
     check_gradients(cell, by_weight, gradients_of_run(arrays), assert_close)
 
 
@@ -90,22 +76,7 @@ def test_sequence_of_the_authors(case, memory, golden, assert_close):
     layer = LRU(config["H"], config["num_layers"], convention="authors", **options)
     layer.build((None, None, config["H"]))
     load_torch_state_dict(layer, family(arrays, "param"))
-    initial = floats(arrays["in.mem_H1"]) * bool(memory)
-
-    def loss(x, initial):
-        y, *last = layer(x, initial_state=[initial[:, i] for i in range(layer.depth)])
-        last = ops.stack(last, axis=1)
-        return ops.sum(y**2) + ops.sum(last**2), (y, last)
-
-    (value, (y, last)), by_weight, (by_x, by_initial) = value_and_gradients(
-        loss, matched_variables(layer), floats(arrays["in.x"]), initial
-    )
-    assert_close(y, arrays[f"out.y{memory}_f64"], "output", "y")
-    assert_close(last, arrays[f"out.H1{memory}_f64"], "output", "states")
-    assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
-    assert_close(by_x, arrays[f"grad.x{memory}_f64"], "gradient", "x")
-    if memory:
-        assert_close(by_initial, arrays["grad.mem_H1_f64"], "gradient", "initial states")
+    by_weight = check_sequence(layer, matched_variables(layer), arrays, memory, assert_close)
     check_gradients(layer, by_weight, gradients_of_run(arrays, memory), assert_close)
 
 

@@ -11,6 +11,8 @@ import pytest
 from keras import ops
 
 from tests.support.golden import (
+    check_cell,
+    check_sequence,
     either,
     family,
     floats,
@@ -176,20 +178,9 @@ def rhn_of_the_authors(arrays, depth, prefix=""):
 def test_rhn_cell_of_the_authors(depth, golden, assert_close):
     arrays = golden(f"lru_cell_highway{depth}")
     cell = rhn_of_the_authors(arrays, depth)
-
-    def loss(x, s):
-        y, (s,) = cell(x, [s])
-        return ops.sum(y**2) + 0.5 * ops.sum(s**3), (y, s)
-
-    x, s = floats(arrays["in.h1"]), floats(arrays["in.h2"])
-    (value, (y, new)), by_weight, by_input = value_and_gradients(loss, cell.weights, x, s)
-    assert_close(y, arrays["out.h1_f64"], "output", "y")
-    assert_close(new, arrays["out.h2_f64"], "output", "state")
-    assert_close(value, arrays["out.loss_f64"], "output", "loss")
-    assert_close(cell(x, [0 * s])[0], arrays["out.h1_single_f64"], "output", "from zero")
-    reference = family(arrays, "grad")
-    expected = highway_weights(reference, "", depth) + [reference["h1"], reference["h2"]]
-    for found, wanted in zip([*by_weight, *by_input], expected, strict=True):
+    by_weight = check_cell(cell, cell.weights, arrays, assert_close)
+    expected = highway_weights(family(arrays, "grad"), "", depth)
+    for found, wanted in zip(by_weight, expected, strict=True):
         assert_close(found, wanted, "gradient")
 
 
@@ -200,23 +191,9 @@ def test_rhn_sequence_of_the_authors(memory, golden, assert_close):
     arrays = golden("lru_seq_highway_l2")
     cell = rhn_of_the_authors(arrays, 2, "layers.0.")
     layer = keras.layers.RNN(cell, **STATES)
-
-    def loss(x, s):
-        y, s = layer(x, initial_state=s)
-        return ops.sum(y**2) + ops.sum(s**2), (y, s)
-
-    s = floats(arrays["in.mem_H1"][:, 0]) * bool(memory)
-    (value, (y, s)), by_weight, (by_x, by_s) = value_and_gradients(
-        loss, cell.weights, floats(arrays["in.x"]), s
-    )
-    assert_close(y, arrays[f"out.y{memory}_f64"], "output", "y")
-    assert_close(s, arrays[f"out.H1{memory}_f64"][:, 0], "output", "state")
-    assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
-    reference = gradients_of_run(arrays, memory)
-    assert_close(by_x, reference["x"], "gradient", "x")
-    if memory:
-        assert_close(by_s, arrays["grad.mem_H1_f64"][:, 0], "gradient", "initial state")
-    for found, wanted in zip(by_weight, highway_weights(reference, "layers.0.", 2), strict=True):
+    by_weight = check_sequence(layer, cell.weights, arrays, memory, assert_close)
+    expected = highway_weights(gradients_of_run(arrays, memory), "layers.0.", 2)
+    for found, wanted in zip(by_weight, expected, strict=True):
         assert_close(found, wanted, "gradient")
 
 

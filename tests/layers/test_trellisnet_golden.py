@@ -9,6 +9,7 @@ from tests.support.golden import (
     core_layer,
     family,
     floats,
+    gradients_of_run,
     matched_variables,
     to_keras_time,
 )
@@ -100,10 +101,6 @@ def test_consecutive_segments(case, how, golden, assert_close):
             layer.carry_states(states, False)  # on JAX a gradient's side effects are dropped
         assert_close(y, arrays[f"out.y_{segment}_f64"], "output", segment)
         assert_close(states[0], arrays[f"out.h_{segment}_f64"][:, :, 0], "output", segment)
-        reference = {
-            name.removesuffix(f"_{segment}"): array
-            for name, array in family(arrays, "grad").items()
-            if name.endswith(segment)
-        }
+        reference = gradients_of_run(arrays, f"_{segment}")
         check_gradients(layer, by_variable, reference, assert_close)
         assert_close(by_x, reference["x"].transpose(0, 2, 1), "gradient", f"x {segment}")

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import either, family, floats, grid_weights, highway_weights, log_softmax
+from tests.support.golden import (
+    either,
+    family,
+    floats,
+    gradients_of_run,
+    grid_weights,
+    highway_weights,
+    log_softmax,
+)
 from tests.support.gradients import value_and_gradients
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN
@@ -139,12 +147,7 @@ def memory(arrays, segment):
 
 
 def check_gradients(variables, gradients, arrays, segment, layout, assert_close):
-    theirs = {
-        name.removesuffix(f"_{segment}"): value
-        for name, value in family(arrays, "grad").items()
-        if name.endswith(segment)
-    }
-    wanted = in_our_order(theirs, layout, either)
+    wanted = in_our_order(gradients_of_run(arrays, f"_{segment}"), layout, either)
     for variable, gradient, reference in zip(variables, gradients, wanted, strict=True):
         gradient = ops.convert_to_numpy(gradient)
         assert_close(gradient, reference, "gradient", f"{variable.path} {segment}")

@@ -2,7 +2,9 @@
 
 import keras
 import numpy as np
+from keras import ops
 
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import TCN, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
@@ -27,12 +29,17 @@ def log_softmax(logits):
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
-def gradients_of_run(arrays, memory=""):
-    """The gradients by the authors' names, "_mem" for those of the run with initial states."""
+def nll_of(log_p, targets):
+    """-log p of the targets (...) by log-probabilities (..., size)."""
+    return -np.take_along_axis(np.asarray(log_p), targets[..., None], axis=-1)[..., 0]
+
+
+def gradients_of_run(arrays, run=""):
+    """The gradients of one of several runs, such as "_mem" or "_seg1", by the authors' names."""
     return {
-        name.removesuffix(memory): array
+        name.removesuffix(run): array
         for name, array in family(arrays, "grad").items()
-        if name.endswith("_mem") == bool(memory)
+        if (name.endswith(run) if run else not name.endswith("_mem"))
     }
 
 
@@ -169,4 +176,43 @@ def check_gradients(model, gradients, reference, assert_close, kind="gradient"):
     """Compares the gradients of the `matched_variables` with the authors'."""
     references = variables_and_references(model, reference)
     for (name, _, wanted), gradient in zip(references, gradients, strict=True):
-        assert_close(keras.ops.convert_to_numpy(gradient), wanted, kind, name)
+        assert_close(ops.convert_to_numpy(gradient), wanted, kind, name)
+
+
+def check_cell(cell, variables, arrays, assert_close):
+    """Outputs, loss and input gradients of a `lru_cell_*` case; returns those of the variables."""
+
+    def loss(h1, h2):
+        h1, (h2,) = cell(h1, [h2])
+        return ops.sum(h1**2) + 0.5 * ops.sum(h2**3), (h1, h2)
+
+    h1, h2 = floats(arrays["in.h1"]), floats(arrays["in.h2"])
+    (value, outputs), by_variable, by_input = value_and_gradients(loss, variables, h1, h2)
+    outputs = keras.tree.flatten([outputs, cell(h1, cell.get_initial_state(len(h1)))])
+    for name, found in zip(("h1", "h2", "h1_single", "h2_single"), outputs, strict=True):
+        assert_close(found, arrays[f"out.{name}_f64"], "output", name)
+    assert_close(value, arrays["out.loss_f64"], "output", "loss")
+    for name, found in zip(("h1", "h2"), by_input, strict=True):
+        assert_close(found, arrays[f"grad.{name}_f64"], "gradient", name)
+    return by_variable
+
+
+def check_sequence(layer, variables, arrays, memory, assert_close):
+    """As `check_cell`, of a `lru_seq_*` case; `memory` is "_mem" with initial states, else ""."""
+
+    def loss(x, initial):
+        y, *last = layer(x, initial_state=[initial[:, i] for i in range(initial.shape[1])])
+        last = ops.stack(last, axis=1)
+        return ops.sum(y**2) + ops.sum(last**2), (y, last)
+
+    initial = floats(arrays["in.mem_H1"]) * bool(memory)
+    (value, (y, last)), by_variable, (by_x, by_initial) = value_and_gradients(
+        loss, variables, floats(arrays["in.x"]), initial
+    )
+    assert_close(y, arrays[f"out.y{memory}_f64"], "output", "y")
+    assert_close(last, arrays[f"out.H1{memory}_f64"], "output", "states")
+    assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
+    assert_close(by_x, arrays[f"grad.x{memory}_f64"], "gradient", "x")
+    if memory:
+        assert_close(by_initial, arrays["grad.mem_H1_f64"], "gradient", "initial states")
+    return by_variable
