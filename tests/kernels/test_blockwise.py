@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import floats
 from tests.support.gradients import value_and_gradients
+from tests.support.layer_checks import noise
 from trellis_keras.kernels import blockwise
 
 pytestmark = pytest.mark.both_backends
 
 WORDS, WIDTH, EXPERTS = 11, 4, 3
-
-
-def random(*shape, seed=0):
-    return floats(np.random.default_rng(seed).normal(size=shape))
 
 
 def experts_nll(latent, targets, kernel, bias):
@@ -35,8 +31,8 @@ def experts_nll(latent, targets, kernel, bias):
 def test_values_and_gradients(leading, assert_close):
     """Of floats, with integers among the tensors and weights that all blocks share."""
     targets = np.random.default_rng(1).integers(0, WORDS, (*leading, 7, 1)).astype("int32")
-    upstream = random(*leading, 7, EXPERTS, seed=4)
-    inputs = random(*leading, 7, EXPERTS * WIDTH), random(WIDTH, WORDS, seed=2), random(WORDS)
+    upstream = noise(*leading, 7, EXPERTS, seed=4)
+    inputs = noise(*leading, 7, EXPERTS * WIDTH), noise(WIDTH, WORDS, seed=2), noise(WORDS)
 
     def results(steps):
         def total(latent, *weights):
@@ -77,7 +73,7 @@ def optimized_gradient(function, *inputs):
 
 
 def test_no_more_logits_than_a_block_has():
-    latent, kernel, bias = random(2, 30, EXPERTS * WIDTH), random(WIDTH, WORDS), random(WORDS)
+    latent, kernel, bias = noise(2, 30, EXPERTS * WIDTH), noise(WIDTH, WORDS), noise(WORDS)
     targets = np.zeros((2, 30, 1), "int32")
 
     def largest_array(steps):
