@@ -251,8 +251,3 @@ def test_categories_of_missing_values_and_of_fractions_are_those_of_keras():
         stream = native(model)
         np.testing.assert_array_equal([stream.step(row) for row in rows], keras_steps(model, rows))
     np.testing.assert_array_equal(stream.step([np.nan]), np.zeros(4))  # undefined in TensorFlow
-
-
-def test_several_samples_a_step():
-    x = keras.Input((None, 3))
-    proven_source(keras.Model(x, layers.UpSampling1D(2)(x)), "net")
