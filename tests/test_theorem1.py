@@ -304,12 +304,6 @@ NOT_AN_RNN = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), NOT_AN_RNN)
-def test_layers_that_are_not_of_equation_4(make, message):
-    with pytest.raises(ValueError, match=message):
-        to_trellis(make(), 5)
-
-
 CONVERTED = {
     "kernel_structure": "mixed_group",
     "groups": [3, 2],
@@ -457,25 +451,19 @@ def test_a_stateful_language_model():
         new.predict(text, batch_size=2, verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["functional", "backbone"])
+@pytest.mark.parametrize("kind", ["functional", "backbone", "normalize"])
 def test_what_was_adapted_to_data_is_copied(kind):
     normalization = layers.Normalization()
     normalization.adapt(noise(2, 6, CHANNELS) * 4 + 50)
     inputs, x = keras.Input((None, CHANNELS)), noise(2, M, CHANNELS) * 4 + 50
     if kind == "functional":
         model = keras.Model(inputs, layers.LSTM(4)(normalization(inputs)))
-    else:
+    elif kind == "backbone":
         backbone = keras.Sequential([inputs, normalization, layers.LSTM(4)])
         model = built(SequenceClassifier(backbone, 3))
-    trellis = to_trellis(model, M)
-    assert_same(trellis(x), model(x))
-    assert_same(to_dense(trellis)(x), model(x))
-
-
-def test_inputs_stay_normalized():
-    x = noise(2, M, CHANNELS) * 4 + 50
-    model = SequenceRegressor(layers.LSTM(4), normalize=True)
-    model.adapt(x)
+    else:
+        model = SequenceRegressor(layers.LSTM(4), normalize=True)
+        model.adapt(x)
     trellis = to_trellis(model, M)
     assert_same(trellis(x), model(x))
     assert_same(to_dense(trellis)(x), model(x))
@@ -552,7 +540,7 @@ NOT_ONE_STACK = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), NOT_ONE_STACK)
-def test_models_without_one_stack(make, message):
+@pytest.mark.parametrize(("make", "message"), [*NOT_AN_RNN, *NOT_ONE_STACK])
+def test_what_is_not_a_stack_of_rnns_of_equation_4(make, message):
     with pytest.raises(ValueError, match=message):
         to_trellis(make(), M)
