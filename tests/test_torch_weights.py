@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.checkpoints import assert_same
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -54,16 +55,14 @@ def values(model):
 
 
 def assert_same_weights(a, b):
-    for ours, theirs in zip(values(a), values(b), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(values(a), values(b))
 
 
 def assert_refused(model, state, message, error=ValueError):
     before = values(model)
     with pytest.raises(error, match=message):
         load_torch_state_dict(model, state)
-    for now, then in zip(values(model), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_same(values(model), before)
 
 
 # Layouts (the golden tests load whole models of all three families)
@@ -272,10 +271,8 @@ def test_lattices_of_any_container():
     model.build((None, None))
     coder = {"affine_enc.weight": np.ones((5, 3)), "affine_dec.weight": np.eye(5)[:, :3]}
     load_torch_state_dict(model, state | coder | {"affine_dec.bias": np.arange(5.0)})
-    for i, weights in enumerate(zip(lattice.weights, stacked.weights, strict=True)):
-        arrays = [np.asarray(w) for w in (*weights, model.backbone.weights[i])]
-        np.testing.assert_array_equal(arrays[0], arrays[1])
-        np.testing.assert_array_equal(arrays[0], arrays[2])
+    assert_same_weights(lattice, stacked)
+    assert_same_weights(lattice, model.backbone)
     for ours, wanted in zip(single.weights, lattice.weights[:3], strict=True):
         np.testing.assert_array_equal(ours, wanted)
     np.testing.assert_array_equal(model.head.kernel, np.eye(5)[:3])
