@@ -103,8 +103,19 @@ def test_the_result_of_a_generated_task_is_the_mean_over_test_sets():
     assert mixed.values == [1.0, 3.0]
 
 
-def check_run(zoo_run):
-    """Evaluates published weights on the real data."""
+WITH_WEIGHTS = [found for found in all_runs() if found.has_weights]
+(JSB,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb (fast)")  # the quickest
+
+
+@pytest.mark.parametrize(
+    "zoo_run",
+    [
+        pytest.param(found, id=found.title, marks=[] if found is JSB else [pytest.mark.slow])
+        for found in WITH_WEIGHTS
+    ],
+)
+def test_published_weights_have_their_published_result(zoo_run):
+    """On the real data."""
     folder_of_data = os.environ.get("TRELLIS_KERAS_DATA")
     recipe = registry.recipe_from_dict(zoo_run.recipe)
     if recipe.data not in ("adding", "copy_memory", "pydoc") and not folder_of_data:
@@ -122,22 +133,6 @@ def check_run(zoo_run):
     assert logs[recipe.metric] == pytest.approx(expected["test"], rel=1e-3)
     for name in logs.keys() & expected["test_metrics"].keys():
         assert logs[name] == pytest.approx(expected["test_metrics"][name], rel=1e-3)
-
-
-WITH_WEIGHTS = [found for found in all_runs() if found.has_weights]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("zoo_run", WITH_WEIGHTS, ids=lambda found: found.title)
-def test_published_weights_have_their_published_result(zoo_run):
-    check_run(zoo_run)
-
-
-(JSB,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb (fast)")
-
-
-def test_the_quickest_of_them_has_its_published_result():
-    check_run(JSB)
 
 
 @pytest.mark.parametrize(
