@@ -1,7 +1,6 @@
 """Streaming and generation of language models: every sampler, prompts of any lengths, text."""
 
 import concurrent.futures
-import contextlib
 import itertools
 
 import keras
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_streams import StreamingMixin
-from tests.support.generation import SIZE, make, rerun_greedily
+from tests.support.generation import SIZE, make, rerun_greedily, without_x64
 from tests.support.layer_checks import assert_close, at_once, compiled
 from tests.support.parameters import slow_but
 from trellis_keras.data import Vocabulary
@@ -45,15 +44,6 @@ class Toy(StreamingMixin, keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return input_shape
-
-
-def without_x64():
-    """Context of a thread: Keras-NLP's samplers fail on JAX if Python's integers have 64 bits."""
-    if keras.backend.backend() != "jax" or keras.config.floatx() == "float64":
-        return contextlib.nullcontext()
-    import jax
-
-    return jax.enable_x64(False)
 
 
 @pytest.fixture(autouse=True)

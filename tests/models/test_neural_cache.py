@@ -1,11 +1,11 @@
 """NeuralCache: its equations, and that it streams, writes and scores as the model does."""
 
-import keras
 import numpy as np
 import pytest
 
 from keras_streams import compiled_step
-from tests.support.generation import make, random_tokens, recurrent, small
+from tests.support.generation import make, random_tokens, recurrent, small, without_x64
+from tests.support.golden import nll_of
 from tests.support.layer_checks import at_once
 from tests.support.parameters import slow_but
 from trellis_keras import scoring
@@ -49,7 +49,7 @@ def test_equals_the_plain_formulation(case):
     neural = NeuralCache(model, SIZE, THETA, MIX)
     tokens = random_tokens(2, 13)
     expected = np.stack([plain(model, row) for row in tokens])
-    losses = -np.take_along_axis(expected[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+    losses = nll_of(expected[:, :-1], tokens[:, 1:])
     close = {"rtol": 1e-4, "atol": 1e-5}
     step, cache = compiled_step(neural), neural.initial_cache(2)
     for t in range(13):
@@ -81,19 +81,14 @@ def test_segments_and_rows_do_not_matter_and_the_future_neither(monkeypatch):
 
 
 @pytest.fixture
-def without_x64():
-    """Keras-NLP's samplers fail on JAX if Python's integers have 64 bits."""
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
-
-    with jax.enable_x64(False):
+def only_32_bits():
+    with without_x64():
         yield
 
 
 @pytest.mark.slow_elsewhere
-def test_generates(without_x64):
+@pytest.mark.usefixtures("only_32_bits")
+def test_generates():
     """Greedily the most probable token of the plain formulation, and a beam within the loop."""
     model = make(tie_embeddings=True)
     neural = NeuralCache(model, 3, 2.0, 0.9)

@@ -1,5 +1,7 @@
 """Small language models that write, and what they should have written."""
 
+import contextlib
+
 import keras
 import numpy as np
 from keras import ops
@@ -9,6 +11,15 @@ from trellis_keras.layers import StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel
 
 SIZE = 11
+
+
+def without_x64():
+    """Context of a thread: Keras-NLP's samplers fail on JAX if Python's integers have 64 bits."""
+    if keras.backend.backend() != "jax" or keras.config.floatx() == "float64":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(False)
 
 
 def make(vocabulary=None, backbone=None, size=SIZE, **options):
