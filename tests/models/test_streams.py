@@ -15,8 +15,7 @@ from trellis_keras.models import (
     SequenceRegressor,
 )
 
-ROWS, TIME, CHANNELS, CLASSES, HORIZON, TARGETS = 10, 9, 7, 6, 4, 2
-QUANTILES = (0.1, 0.5, 0.9)
+ROWS, TIME, CHANNELS, CLASSES, TARGETS = 10, 9, 7, 6, 2
 
 
 def tcn(per_step=False, **options):
@@ -30,13 +29,13 @@ def classifier(**options):
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3 * ROWS, TIME, CHANNELS)).astype("float32")
-Y = RANDOM.normal(size=(3 * ROWS, TIME, HORIZON, TARGETS)).astype("float32")
+Y = RANDOM.normal(size=(3 * ROWS, TARGETS)).astype("float32")
 LABELS = RANDOM.integers(0, CLASSES, (3 * ROWS, TIME))
 
 # Functions (**options) that return a model, and its inputs and targets.
 MODELS = {
     "classifier": (classifier, X, LABELS[:, 0]),
-    "regressor": (lambda **o: SequenceRegressor(tcn(**o), TARGETS, seed=2, **o), X, Y[:, 0, 0]),
+    "regressor": (lambda **o: SequenceRegressor(tcn(**o), TARGETS, seed=2, **o), X, Y),
     "polyphonic": (
         lambda **o: PolyphonicModel(tcn(True, **o), CHANNELS, seed=2, **o),
         1.0 * (X > 0),
