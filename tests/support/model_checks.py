@@ -1,8 +1,28 @@
-"""The checks that every model passes: on a stream of batches, and in float64."""
+"""The checks that every model passes: on a stream of batches, in a file, and in float64."""
+
+import json
 
 import keras
 import numpy as np
 from keras import ops
+
+JAX = keras.backend.backend() == "jax"
+# Without compilation JAX is slow; on TensorFlow, compiling is what is slow.
+COMPILED = {"jit_compile": True} if JAX else {"run_eagerly": True}
+
+
+class Recorder(keras.layers.Layer):
+    """A backbone that notes what it is called with, and returns all steps."""
+
+    def build(self, input_shape):
+        self.calls = []
+
+    def call(self, inputs, output_length=None):
+        self.calls.append((inputs, output_length))
+        return inputs[:, -output_length:] if output_length else inputs
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
 
 
 class Batches(keras.utils.PyDataset):
@@ -63,6 +83,25 @@ def fit_on_stream(model, x, y, batch_size):
     stream = Batches((x, y, row_weights(x)), batch_size)
     history = model.fit(stream, validation_data=stream, shuffle=False, verbose=0).history
     return {name: value for name, (value,) in history.items()}, model.get_weights()
+
+
+def check_file(model, x, y, path, **custom_objects):
+    """A compiled model trains for an epoch, and its file is the model.
+
+    Returns the loaded model, and the names of the figures of both.
+    """
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    model.save(path)
+    loaded = keras.saving.load_model(path, custom_objects=custom_objects)
+    pair = model, loaded
+    np.testing.assert_array_equal(*(m.predict(x, verbose=0) for m in pair))
+    figures, again = (m.evaluate(x, y, verbose=0, return_dict=True) for m in pair)
+    assert figures == again
+    for a, b in zip(*(m.optimizer.variables for m in pair), strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(a), ops.convert_to_numpy(b))
+    # As JSON, which makes lists of the tuples in Keras' own configs.
+    assert json.dumps(loaded.get_config()) == json.dumps(model.get_config())
+    return loaded, set(figures)
 
 
 def check_float64(make, x, y):
