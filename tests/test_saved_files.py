@@ -1,6 +1,5 @@
 """Model files that ask for more than they have, or for code to be run."""
 
-import io
 import json
 import zipfile
 from pathlib import Path
@@ -10,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.hostile_hdf5 import HOSTILE, replace_array
+from tests.support.hostile_hdf5 import HOSTILE, arrays_of_nothing, replace_array
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.layers.recurrent_cell import GateInitializer
@@ -268,14 +267,11 @@ def test_an_hdf5_file_of_another_length_than_it_says(saved, tmp_path, change):
 
 
 def test_arrays_that_claim_more_than_the_file_has(saved, altered, tmp_path):
-    file = io.BytesIO()
-    with h5py.File(file, "w") as content:
-        content.create_dataset("a", (10**10,), dtype="float32", chunks=(10**6,), compression="gzip")
-    path = altered(model=file.getvalue())
+    path = altered(model=arrays_of_nothing())
     for load in (load_model, saved[0].load_weights):
         with pytest.raises(ValueError, match="claim 40,000,000,000 bytes"):
             load(path)
-    (tmp_path / "some.weights.h5").write_bytes(file.getvalue())
+    (tmp_path / "some.weights.h5").write_bytes(arrays_of_nothing())
     with pytest.raises(ValueError, match="some.weights.h5 is damaged: .*40,000,000,000"):
         saved[0].load_weights(tmp_path / "some.weights.h5")
 

@@ -1,21 +1,19 @@
 """Files that ask for far more than they have, and the page that says what is refused."""
 
 import gzip
-import io
 import json
 import os
 import re
-import subprocess
 import sys
 import zipfile
 
-import h5py
 import keras
 import numpy as np
 import PIL.Image
 import pytest
 
-from tests.support.processes import ROOT, child_environment
+from tests.support.hostile_hdf5 import arrays_of_nothing
+from tests.support.processes import ROOT, run_script
 from trellis_keras import files, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
@@ -29,7 +27,7 @@ MEMORY, SECONDS = 2**28, 10
 # Reads its files one after the other: each within a limit of memory beside that of the process
 # that has read a sound one, and of processor time. Prints a line of JSON for each.
 _CHILD = """
-import json, pathlib, resource, sys, time
+import json, pathlib, resource, time
 from trellis_keras import data, zoo
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.saved_files import load_model
@@ -75,14 +73,6 @@ def _lru(**arguments):
 def _sequential(layers):
     config = {"class_name": "Sequential", "module": "keras", "config": {"layers": layers}}
     return _backbone(config)
-
-
-def _arrays_of_nothing():
-    """40 GB of numbers, of which the file has none."""
-    file = io.BytesIO()
-    with h5py.File(file, "w") as content:
-        content.create_dataset("a", (10**10,), "float32", chunks=(10**6,), compression="gzip")
-    return file.getvalue()
 
 
 _DENSE = {"class_name": "Dense", "module": "keras.layers", "config": {"units": 1}}
@@ -133,8 +123,8 @@ def _bombs(sound, folder):
     _write(folder / "deep.keras", parts | {"config.json": b"[" * 10**5 + b"]" * 10**5})
     zeros = parts | {"model.weights.h5": bytes(2**27)}
     _write(folder / "zeros.keras", zeros, zipfile.ZIP_DEFLATED)
-    _write(folder / "claims.keras", parts | {"model.weights.h5": _arrays_of_nothing()})
-    (folder / "claims.weights.h5").write_bytes(_arrays_of_nothing())
+    _write(folder / "claims.keras", parts | {"model.weights.h5": arrays_of_nothing()})
+    (folder / "claims.weights.h5").write_bytes(arrays_of_nothing())
     preset = folder / "preset"
     preset.mkdir()
     (preset / "config.json").write_bytes(b" " * 2**25)
@@ -171,10 +161,7 @@ def _write_images(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is only bounded on Linux")
 def test_what_is_refused_takes_little_memory_and_time(sound, tmp_path):
     bombs = _bombs(sound, tmp_path)
-    command = [sys.executable, "-c", _CHILD, MEMORY, SECONDS, sound, *bombs]
-    done = subprocess.run(
-        [*map(str, command)], env=child_environment(), capture_output=True, text=True
-    )
+    done = run_script(_CHILD, MEMORY, SECONDS, sound, *bombs, check=False)
     answers = dict(map(json.loads, done.stdout.splitlines()))
     for path, message in bombs.items():
         assert path.name in answers, f"the process ended at {path.name}: {done.stderr[-2000:]}"

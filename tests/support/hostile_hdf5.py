@@ -4,6 +4,7 @@ Each function takes a group that is open for writing, the name of an array to ma
 and the path of another HDF5 file with an array `values` of that shape and dtype float32.
 """
 
+import io
 import os
 
 import h5py
@@ -94,6 +95,14 @@ def replace_array(path, name, hostile, secret):
             other["values"] = np.full(shape, SECRET, "float32")
         del file[name]
         hostile(file[group], last, shape, secret)
+
+
+def arrays_of_nothing():
+    """The bytes of a file that claims 40 GB of numbers, of which it has none."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as content:
+        content.create_dataset("a", (10**10,), "float32", chunks=(10**6,), compression="gzip")
+    return file.getvalue()
 
 
 SECRET = 7.25e7  # what no weights of a test hold
