@@ -1,5 +1,6 @@
 """The benchmark command runs a case from end to end."""
 
+import functools
 import json
 
 import numpy as np
@@ -10,21 +11,17 @@ from benchmarks.results import read_rows
 from tests.support.processes import ROOT, run_module
 
 
-def benchmarks(*arguments):
-    return run_module("benchmarks", *arguments)
-
-
 @pytest.mark.slow
 def test_a_case_writes_its_figures(tmp_path):
-    done = benchmarks("run", "gemm", "--rounds", "2", "--output", tmp_path / "all")
+    run = functools.partial(run_module, "benchmarks", "run", "gemm")
+    done = run("--rounds", "2", "--output", tmp_path / "all")
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "all" / "gemm-tensorflow.json").read_text())
     figures = results["variants"]["float32"]
     assert len(figures["steps_s"]) == 2 and figures["peak_gib"] > 0
     assert figures["first_call_s"] > 0 and figures["step_s"] > 0
     assert (tmp_path / "all" / "gemm-tensorflow.md").read_text() in done.stdout
-    options = "--variants", "float32", "--rounds", "1", "--output", tmp_path / "some"
-    done = benchmarks("run", "gemm", *options)
+    done = run("--variants", "float32", "--rounds", "1", "--output", tmp_path / "some")
     assert done.returncode == 0 and "| float32 |" in done.stdout
     assert not (tmp_path / "some").exists()
 

@@ -4,12 +4,10 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.processes import ROOT, child_environment
+from tests.support.processes import ROOT, run_script
 from tests.support.small_runs import TINY, options, write_text
 from trellis_keras import __version__, zoo
 from trellis_keras.data import Vocabulary
@@ -46,7 +44,7 @@ def no_data(monkeypatch):
 
 def test_help_and_mistakes_do_not_wait_for_keras():
     script = """
-import os, sys
+import os
 os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # no shell runs this process
 import trellis_keras_command
 for words in sys.argv[1:]:
@@ -74,10 +72,8 @@ assert not {"trellis_keras", "keras", "numpy"} & set(sys.modules)
         "export no model": "no holds no run",
         "score no no.txt --output scores.csv": "no holds no run",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script, *answers],
-        capture_output=True, text=True, env=child_environment(), check=True,
-    )  # fmt: skip
+    done = run_script(script, *answers, check=False)
+    assert done.returncode == 0, done.stderr
     for said in answers.values():
         assert said in done.stdout + done.stderr
     assert "<str>" not in done.stdout

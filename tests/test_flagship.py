@@ -1,15 +1,13 @@
 """Flagship runs: the work that they count, and a rehearsal of the command with a tiny model."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 
 from benchmarks.gpu import flagship
-from tests.support.processes import ROOT, child_environment
+from tests.support.processes import run_module
 from tests.support.small_runs import TINY, write_text
 from trellis_keras import zoo
 from trellis_keras.zoo import run as runs
@@ -78,11 +76,8 @@ def test_a_flagship_comes_home_as_a_finished_run(tmp_path):
     given = ["--settings", json.dumps(settings)]
 
     def script(*arguments):
-        command = [sys.executable, "-m", "benchmarks.gpu.flagship", *map(str, arguments)]
-        environment = child_environment("jax")
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        done = run_module("benchmarks.gpu.flagship", *arguments, backend="jax", timeout=None)
         assert done.returncode == 0, done.stderr
-        return done.stdout
 
     script("measure", "trellisnet_ptb", "--plan", tmp_path / "plan.json", *given)
     assert json.loads((tmp_path / "plan.json").read_text())["growth_epochs"] > 1

@@ -1,11 +1,8 @@
 """The shared checks on the PyTorch backend, in a process of their own."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.processes import ROOT, child_environment
+from tests.support.processes import run_module
 
 LAYERS = [
     "tests/layers/test_trellisnet.py::test_layer",
@@ -32,9 +29,7 @@ RUNS = ["tests/models/test_generation.py", "tests/training/test_checkpoint.py"]
 def test_on_pytorch(tests, marks):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     # In float32: Keras' matmul on PyTorch computes float64 tensors in it too.
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marks, "-k", "not float64", *tests]
-    done = subprocess.run(
-        command, cwd=ROOT, env=child_environment("torch"), capture_output=True, text=True
-    )
+    words = "-q", "-m", marks, "-k", "not float64", *tests
+    done = run_module("pytest", *words, backend="torch", timeout=None)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout

@@ -11,15 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _DECIDED_HERE = ("KERAS_BACKEND", "JAX_ENABLE_X64", "PYTEST_ADDOPTS")
 
 
-def child_environment(backend="tensorflow", floatx="float32", **extra):
-    """Returns the environment of a child process with this backend, floatx and variables.
-
-    Without `JAX_ENABLE_X64`, JAX computes in float32 while the variables still say float64.
-    """
+def child_environment(backend="tensorflow", **extra):
+    """Returns the environment of a child process with this backend, in float32, and variables."""
     environment = {k: v for k, v in os.environ.items() if k not in _DECIDED_HERE}
     environment |= {
         "KERAS_BACKEND": backend,
-        "JAX_ENABLE_X64": "1" if floatx == "float64" else "0",
+        "JAX_ENABLE_X64": "0",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
@@ -27,44 +24,25 @@ def child_environment(backend="tensorflow", floatx="float32", **extra):
 
 
 def run_script(
-    source,
-    *arguments,
-    backend="tensorflow",
-    floatx="float32",
-    block=(),
-    check=True,
-    timeout=600,
-    **environment,
+    source, *arguments, backend="tensorflow", block=(), check=True, timeout=600, **environment
 ):
     """Runs Python source in a child process, and returns its standard output.
 
-    The script starts with floatx set, and with the modules in `block` impossible to import. With
-    `check=False` an exit status other than 0 fails no test: returns a `CompletedProcess`.
+    The modules in `block` are impossible to import there. With `check=False` an exit status other
+    than 0 fails no test: returns a `subprocess.CompletedProcess`.
     """
-    command, variables = script_command(
-        source, *arguments, backend=backend, floatx=floatx, block=block, **environment
-    )
-    return _run(command, variables, timeout, check)
+    prologue = f"import sys\nfor _name in {tuple(block)!r}: sys.modules[_name] = None\n"
+    command = [sys.executable, "-c", prologue + source, *map(str, arguments)]
+    return _run(command, child_environment(backend, **environment), timeout, check)
 
 
-def run_module(module, *arguments, timeout=600):
+def run_module(module, *arguments, backend="tensorflow", timeout=600):
     """Runs `python -m module` in the root of the repository: a `subprocess.CompletedProcess`."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    return _run(command, child_environment(), timeout, check=False)
+    return _run(command, child_environment(backend), timeout, check=False)
 
 
-def script_command(
-    source, *arguments, backend="tensorflow", floatx="float32", block=(), **environment
-):
-    """Returns `(command, environment)`, for tests that start and kill a script themselves."""
-    prologue = f"import sys\nfor _name in {tuple(block)!r}: sys.modules[_name] = None\n"
-    if floatx != "float32":
-        prologue += f"import keras\nkeras.config.set_floatx({floatx!r})\n"
-    command = [sys.executable, "-c", prologue + source, *map(str, arguments)]
-    return command, child_environment(backend, floatx, **environment)
-
-
-def _run(command, environment, timeout, check=True):
+def _run(command, environment, timeout, check):
     done = subprocess.run(
         command, env=environment, cwd=ROOT, timeout=timeout, capture_output=True, text=True
     )
