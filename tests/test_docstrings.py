@@ -12,6 +12,7 @@ import pytest
 
 import keras_streams
 import trellis_keras
+from tests.support.model_checks import OneBatch
 from trellis_keras import layers, models, training, zoo
 from trellis_keras.zoo import registry
 
@@ -44,7 +45,6 @@ def _reader_has():
         for part in (keras_streams, layers, models, training)
         for name in part.__all__
     }
-    dataset = _Pairs(x, y)
     return {
         "np": np,
         "keras": keras,
@@ -54,21 +54,9 @@ def _reader_has():
         "model": model,
         "x": x,
         "y": y,
-        **dict.fromkeys(("train", "valid", "test"), dataset),
+        **dict.fromkeys(("train", "valid", "test"), OneBatch(x, y)),
         **public,
     }
-
-
-class _Pairs(keras.utils.PyDataset):
-    def __init__(self, x, y):
-        super().__init__()
-        self.pairs = x, y
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.pairs
 
 
 def _examples():
