@@ -31,7 +31,7 @@ def test_pages_run(run_page, name):
     run_page(name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["classification.md", "edge.md", "forecasting.md", "theorem1.md"])
+@pytest.mark.slow  # pages about trellis_series run with its tests
+@pytest.mark.parametrize("name", ["edge.md", "theorem1.md"])
 def test_longer_pages_run(run_page, name):
     run_page(name)
