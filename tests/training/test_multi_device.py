@@ -203,7 +203,7 @@ def test_a_killed_process_ends_all(killed, tmp_path):
     assert run.epochs_done(outputs[0]) == done + 1
 
 
-def test_wrong_options(refused, monkeypatch):
+def test_wrong_options(refused):
     words = ["train", "trellisnet_char", "--output", "run"]
     assert "need --coordinator" in refused(*words, "--processes", 2)
     assert "KERAS_BACKEND=jax" in refused(*words, "--coordinator", "auto")
