@@ -7,6 +7,8 @@ from keras import ops
 
 from trellis_keras.kernels import cone, depth_loop
 
+pytestmark = pytest.mark.both_backends
+
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 RANDOM = np.random.default_rng(0)
 
@@ -15,7 +17,6 @@ def normal(*shape):
     return RANDOM.normal(size=shape)
 
 
-@pytest.mark.both_backends
 def test_repeat():
     def turn(n, states):
         a, b = states
@@ -30,7 +31,6 @@ def test_repeat():
 # Levels that add what they read, and x's part where it enters: sums that can be written down.
 
 
-@pytest.mark.both_backends
 def test_x_enters_once_for_all_levels_of_a_dilation():
     plan = cone.Cone(20, [cone.tap_offsets(2, d) for d in (1, 2, 1, 2)], output_length=2)
     calls = []
@@ -48,7 +48,6 @@ def test_x_enters_once_for_all_levels_of_a_dilation():
     assert calls == [(plan.positions[1].tolist(), 1), (plan.positions[2].tolist(), 2)]
 
 
-@pytest.mark.both_backends
 def test_scattered_positions_are_computed_by_themselves():
     plan = cone.Cone(30, [cone.tap_offsets(2, d) for d in (1, 1, 8)], output_length=1)
     assert plan.positions[2].tolist() == [21, 29]
@@ -65,7 +64,6 @@ def test_scattered_positions_are_computed_by_themselves():
     assert calls == [[21, 29]]
 
 
-@pytest.mark.both_backends
 def test_step_levels():
     """All levels of one step: each reads the one below in this step, and its own past."""
     depth, units = 4, 3
