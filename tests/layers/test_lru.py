@@ -25,6 +25,7 @@ from tests.support.layer_checks import (
     made,
     noise,
     randomize,
+    sigmoid,
 )
 from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras.layers import LRU, LRUCell
@@ -81,10 +82,6 @@ def test_sequence_of_the_authors(case, memory, golden, assert_close):
 
 
 # The paper's equations
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 def paper(cell, n, h1, h2):

@@ -30,6 +30,7 @@ from tests.support.layer_checks import (
     made,
     noise,
     randomize,
+    sigmoid,
 )
 from tests.support.parameters import slow_but
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell, StackedRNN, VariationalDropout
@@ -146,10 +147,6 @@ def test_each_row_and_cell_has_one_mask_for_all_steps(recurrent):
 def test_bad_arguments(cell, argument, value):
     with pytest.raises(ValueError, match=argument):
         cell(4, **{argument: value})
-
-
-def sigmoid(a):
-    return 1 / (1 + np.exp(-a))
 
 
 def check_masks_are_possible(y, equations):

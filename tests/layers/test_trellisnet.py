@@ -23,6 +23,7 @@ from tests.support.layer_checks import (
     noise,
     outputs_and_gradients,
     outputs_of,
+    sigmoid,
 )
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras import kernels
@@ -96,10 +97,6 @@ def test_backwards():
 
 
 # The equation of a level, in NumPy
-
-
-def sigmoid(a):
-    return 1 / (1 + np.exp(-a))
 
 
 def gates(cell, current, past, bias, states):

@@ -457,6 +457,11 @@ def noise(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
+def sigmoid(x):
+    """In NumPy."""
+    return 1 / (1 + np.exp(-x))
+
+
 def at_once(function):
     """`function` of tensors, compiled on JAX, which takes much longer op by op."""
     return compiled(function) if keras.backend.backend() == "jax" else function
