@@ -72,6 +72,19 @@ def test_an_average_of_weights_goes_on(tmp_path):
     assert_same_end(tmp_path / "run", tmp_path / "whole", 4)
 
 
+# Eleven sequences do not fill the batches of four.
+SMALL_TCN = {"T": 8, "depth": 3, "filters": 4, "batch_size": 4, "dropout": 0.2, "epochs": 2}
+SMALL_TCN |= {"jit_compile": False, "data_options": {"train": 11, "valid": 5, "test": 6}}
+
+
+def load_music(monkeypatch, frames):
+    """Makes `datasets.load` return random piano rolls."""
+    rng = np.random.RandomState(0)
+    rolls = [rng.randint(0, 2, (number, 88)).astype("uint8") for number in frames]
+    music = datasets.Dataset("jsb", rolls, rolls, rolls, "0" * 64)
+    monkeypatch.setattr(datasets, "load", lambda *arguments, **options: music)
+
+
 @pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize(
     ("name", "minutes"),
@@ -87,7 +100,7 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
     if name == "stateful":
         recipe = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 2})
     elif name == "shuffled":
-        recipe = zoo.recipe("tcn_adding", **SMALL_TCN | {"epochs": 2})
+        recipe = zoo.recipe("tcn_adding", **SMALL_TCN)
     elif name == "unequal":  # the last batch of each epoch has another length
         load_music(monkeypatch, frames=range(4, 9))
         small = {"filters": 4, "depth": 1, "epochs": 2, "jit_compile": False}
@@ -300,23 +313,6 @@ def test_the_command_line_is_told_where_the_text_is_now(tmp_path, command):
     text.write_text(text.read_text() + "abc")
     with pytest.raises(ValueError, match="data 'text' have changed since the run started"):
         zoo.train(zoo.read_recipe(run).replace(epochs=3), run, verbose=0)
-
-
-# Separate sequences, and states that are carried over
-
-# Eleven sequences do not fill the batches of four.
-SIZES = {"train": 11, "valid": 5, "test": 6}
-SMALL_TCN = {"T": 8, "depth": 3, "filters": 4, "batch_size": 4, "dropout": 0.2, "epochs": 2}
-SMALL_TCN |= {"jit_compile": False, "data_options": SIZES}
-
-
-def load_music(monkeypatch, frames):
-    """Makes `datasets.load` return random piano rolls, and returns these."""
-    rng = np.random.RandomState(0)
-    rolls = [rng.randint(0, 2, (number, 88)).astype("uint8") for number in frames]
-    music = datasets.Dataset("jsb", rolls, rolls, rolls, "0" * 64)
-    monkeypatch.setattr(datasets, "load", lambda *arguments, **options: music)
-    return rolls
 
 
 # Without TensorFlow
