@@ -9,6 +9,9 @@ from keras import layers, ops
 from keras_streams import export, exporter, graph_stream
 
 pytestmark = pytest.mark.both_backends
+needs_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="needs TensorFlow"
+)
 
 
 def model():
@@ -17,7 +20,7 @@ def model():
     return keras.Model(x, layers.GRU(3, return_sequences=True)(y))
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@needs_tensorflow
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_a_step_of_litert_takes_and_returns_the_cache(tmp_path, monkeypatch):
     prove = mock.Mock(wraps=graph_stream.prove)
@@ -31,7 +34,7 @@ def test_a_step_of_litert_takes_and_returns_the_cache(tmp_path, monkeypatch):
     assert set(step.get_output_details()) == {"outputs", *cache}
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@needs_tensorflow
 @pytest.mark.parametrize("format, suffix", [("litert", "tflite"), ("onnx", "onnx")])
 def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, monkeypatch):
     if format == "onnx":
@@ -49,7 +52,7 @@ def test_a_converted_step_that_differs_is_not_written(format, suffix, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@needs_tensorflow
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_names_that_tensorflow_does_not_take_are_changed(tmp_path):
     xs = [keras.Input((None, 2), name=name) for name in ("a-b", "a_b", "1", "cache_0")]
@@ -61,7 +64,7 @@ def test_names_that_tensorflow_does_not_take_are_changed(tmp_path):
     assert set(step.get_output_details()) == {"outputs_a_b", "y", "cache_0"}
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@needs_tensorflow
 def test_the_rounding_error_of_a_running_mean_may_differ(tmp_path):
     parts = layers.Conv1D(3, 3, padding="same"), layers.GlobalAveragePooling1D()
     net = keras.Sequential([keras.Input((None, 3)), *parts])
@@ -71,7 +74,7 @@ def test_the_rounding_error_of_a_running_mean_may_differ(tmp_path):
         export(net, tmp_path / "net.tflite", format="litert", overwrite=True)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@needs_tensorflow
 def test_what_a_converter_refuses_is_named(tmp_path):
     x = keras.Input((None, 2))
     with pytest.raises(ValueError, match="net cannot be converted.*'litert'.*BitwiseAnd"):
@@ -79,7 +82,7 @@ def test_what_a_converter_refuses_is_named(tmp_path):
         export(net, tmp_path / "net.tflite", format="litert")
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+@needs_tensorflow
 def test_8_bits_differ_by_no_more_than_the_tolerance(tmp_path):
     net = keras.Sequential([keras.Input((None, 32)), layers.GRU(48, return_sequences=True)])
     options = {"format": "litert", "quantization": "int8", "quantization_tolerance": 1e-5}
