@@ -27,10 +27,6 @@ def published(**options):
     return register
 
 
-def inputs(*shape, **options):
-    return keras.Input(shape, **options)
-
-
 def conv2d(x, filters, size, **options):
     x = layers.Conv2D(filters, size, use_bias=False, **options)(x)
     return layers.ReLU()(layers.BatchNormalization()(x))
@@ -39,7 +35,7 @@ def conv2d(x, filters, size, **options):
 @published()
 def ds_cnn():
     """Keyword spotting by depthwise separable convolutions over time and frequency."""
-    x = inputs(20, 10, 1)
+    x = keras.Input((20, 10, 1))
     y = conv2d(x, 4, (10, 4), strides=(2, 2), padding="same")
     for _ in range(2):
         y = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(y)
@@ -51,7 +47,7 @@ def ds_cnn():
 @published()
 def bc_resnet():
     """Broadcast residuals: two-dimensional blocks plus averages over frequency."""
-    x = inputs(None, 8, 1)
+    x = keras.Input((None, 8, 1))
     y = conv2d(x, 4, 5, strides=(1, 2), padding="same")
     two = layers.DepthwiseConv2D((1, 3), padding="same")(y)
     two = layers.BatchNormalization()(two)
@@ -66,7 +62,7 @@ def bc_resnet():
 @published()
 def denoiser():
     """Two-dimensional encoder and decoder with transposed convolutions along frequency."""
-    x = inputs(None, 8, 2)
+    x = keras.Input((None, 8, 2))
     a = layers.ZeroPadding2D(((2, 0), (1, 1)))(x)
     a = layers.PReLU(shared_axes=[1, 2])(layers.Conv2D(4, 3, strides=(1, 2))(a))
     b = layers.Conv2DTranspose(2, (1, 4), strides=(1, 2), padding="same")(a)
@@ -84,7 +80,7 @@ def conv(x, filters, size, **options):
 @published()
 def wave_net():
     """Gated causal convolutions with skip connections."""
-    x = inputs(None, 1)
+    x = keras.Input((None, 1))
     y, skips = layers.Conv1D(4, 2, padding="causal")(x), []
     for rate in (1, 2, 4, 8):
         options = {"dilation_rate": rate, "padding": "causal"}
@@ -99,7 +95,7 @@ def wave_net():
 @published()
 def temporal_convolutional_network():
     """Residual blocks of two dilated causal convolutions."""
-    x = y = inputs(None, 3)
+    x = y = keras.Input((None, 3))
     for rate in (1, 2, 4):
         z = y
         for _ in range(2):
@@ -112,7 +108,7 @@ def temporal_convolutional_network():
 @published()
 def ecg_resnet():
     """Arrhythmias: strides and pooled shortcuts in every other block."""
-    x = inputs(128, 1)
+    x = keras.Input((128, 1))
     y = conv(x, 4, 7, padding="same")
     for block in range(4):
         stride = 2 if block % 2 else 1
@@ -126,7 +122,7 @@ def ecg_resnet():
 @published(window=24)
 def deep_conv_lstm():
     """Activities: convolutions over the time of each sensor, then recurrent layers."""
-    x = inputs(24, 4, 1)
+    x = keras.Input((24, 4, 1))
     y = layers.Conv2D(3, (5, 1), activation="relu")(x)
     y = layers.Conv2D(3, (5, 1), activation="relu")(y)
     y = layers.Reshape((16, 12))(y)
@@ -136,7 +132,7 @@ def deep_conv_lstm():
 @published(window=24)
 def activity_cnn():
     """Activities: convolutions, pooling, and dense layers on the joined window."""
-    x = inputs(24, 3)
+    x = keras.Input((24, 3))
     y = layers.Conv1D(4, 3, activation="relu")(layers.Conv1D(4, 3, activation="relu")(x))
     y = layers.Flatten()(layers.MaxPooling1D(2)(layers.Dropout(0.5)(y)))
     return keras.Model(x, layers.Dense(3, activation="softmax")(layers.Dense(8)(y)))
@@ -145,7 +141,7 @@ def activity_cnn():
 @published(window=20)
 def x_vector():
     """Speakers: dilated valid convolutions, then mean and deviation over the window."""
-    x = inputs(20, 5)
+    x = keras.Input((20, 5))
     y = conv(conv(conv(x, 4, 5), 4, 3, dilation_rate=2), 4, 1)
     y = ops.concatenate([ops.mean(y, axis=1), ops.std(y, axis=1)], axis=-1)
     return keras.Model(x, layers.Dense(3)(y))
@@ -154,7 +150,7 @@ def x_vector():
 @published(window=16)
 def n_beats():
     """Forecasts: residual blocks of dense layers on a window."""
-    x = inputs(16, 1)
+    x = keras.Input((16, 1))
     rest, forecast = layers.Flatten()(x), 0.0
     for _ in range(2):
         z = layers.Dense(6, activation="relu")(layers.Dense(6, activation="relu")(rest))
@@ -165,7 +161,7 @@ def n_beats():
 @published(window=16)
 def bidirectional_tagger():
     """Both directions of a window."""
-    x = inputs(16, 3)
+    x = keras.Input((16, 3))
     y = layers.Bidirectional(layers.GRU(3))(conv(x, 4, 3))
     return keras.Model(x, layers.Dense(2, activation="sigmoid")(y))
 
@@ -173,7 +169,7 @@ def bidirectional_tagger():
 @published()
 def conv_tas_net():
     """Speech separation: a learned transform, masks, and its inverse."""
-    x = inputs(None, 1)
+    x = keras.Input((None, 1))
     code = layers.Conv1D(6, 4, strides=2, padding="valid", activation="relu")(x)
     y = layers.Conv1D(4, 1)(layers.LayerNormalization()(code))
     for rate in (1, 2):
@@ -188,7 +184,7 @@ def conv_tas_net():
 @published()
 def causal_demucs():
     """A recurrent layer between strided convolutions and their inverses."""
-    x = inputs(None, 1)
+    x = keras.Input((None, 1))
     a = layers.Conv1D(4, 4, strides=2, activation="relu")(x)
     b = layers.Conv1D(6, 4, strides=2, activation="relu")(a)
     y = layers.LSTM(6, return_sequences=True)(b) + b
@@ -200,7 +196,7 @@ def causal_demucs():
 @published()
 def rnnoise():
     """Noise suppression by gated layers that read one another's outputs."""
-    x = inputs(None, 6)
+    x = keras.Input((None, 6))
     dense = layers.Dense(4, activation="tanh")(x)
     activity = layers.GRU(3, return_sequences=True)(dense)
     noise = layers.GRU(4, return_sequences=True)(layers.Concatenate()([dense, activity, x]))
@@ -212,7 +208,7 @@ def rnnoise():
 @published()
 def convolutional_recurrent_network():
     """Speech enhancement: an encoder of frequencies, a recurrent layer, and a decoder."""
-    x = inputs(None, 9, 1)
+    x = keras.Input((None, 9, 1))
     a = layers.ELU()(layers.Conv2D(2, (1, 3), strides=(1, 2))(x))
     b = layers.ELU()(layers.Conv2D(3, (1, 2), strides=(1, 2))(a))
     y = layers.LSTM(6, return_sequences=True)(layers.Reshape((-1, 6))(b))
@@ -225,7 +221,7 @@ def convolutional_recurrent_network():
 @published()
 def voice_activity():
     """A spectrogram, a convolution and a recurrent layer."""
-    x = inputs(None, 1)
+    x = keras.Input((None, 1))
     y = layers.STFTSpectrogram(frame_length=16, frame_step=8, fft_length=16)(x)
     y = layers.GRU(4, return_sequences=True)(conv(y, 4, 3, padding="causal"))
     return keras.Model(x, layers.Dense(1, activation="sigmoid")(y))
@@ -234,7 +230,7 @@ def voice_activity():
 @published()
 def svdf():
     """Keyword spotting by filters of features, then of time, of low rank."""
-    x = inputs(None, 6)
+    x = keras.Input((None, 6))
     y = layers.ZeroPadding1D((4, 0))(layers.Dense(8, use_bias=False)(x))
     y = layers.DepthwiseConv1D(5, use_bias=False)(y)
     y = layers.ReLU()(ops.sum(layers.Reshape((-1, 4, 2))(y), axis=-1))
@@ -244,7 +240,7 @@ def svdf():
 @published()
 def onset_detector():
     """Music: convolutions over spectrograms, pooled over frequencies."""
-    x = inputs(None, 16, 2)
+    x = keras.Input((None, 16, 2))
     y = layers.MaxPooling2D((1, 3))(layers.Conv2D(3, (7, 3), activation="tanh")(x))
     y = layers.MaxPooling2D((1, 2))(layers.Conv2D(3, 3, activation="tanh")(y))
     y = layers.TimeDistributed(layers.Flatten())(y)
@@ -254,7 +250,7 @@ def onset_detector():
 @published(ignore_masks=True)
 def text_cnn():
     """Sentences by convolutions and maxima, trained with padding."""
-    x = inputs(None, dtype="int32")
+    x = keras.Input((None,), dtype="int32")
     y = layers.Embedding(11, 4, mask_zero=True)(x)
     y = [layers.GlobalMaxPooling1D()(layers.Conv1D(3, n, padding="causal")(y)) for n in (2, 3)]
     return keras.Model(x, layers.Dense(2)(layers.Concatenate()(y)))
@@ -263,7 +259,7 @@ def text_cnn():
 @published(max_context=300)
 def decoder_of_tokens():
     """Blocks of causal attention and dense layers."""
-    x = inputs(None, dtype="int32")
+    x = keras.Input((None,), dtype="int32")
     y = layers.Embedding(11, 6)(x)
     z = layers.LayerNormalization()(y)
     y = y + layers.MultiHeadAttention(2, 3)(z, z, use_causal_mask=True)
@@ -275,7 +271,7 @@ def decoder_of_tokens():
 @published()
 def causal_conformer():
     """Attention to a sliding window between convolutions."""
-    x = inputs(None, 6)
+    x = keras.Input((None, 6))
     z = layers.LayerNormalization()(x)
     y = x + layers.MultiHeadAttention(2, 3, sliding_window=8)(z, z, use_causal_mask=True)
     z = layers.Conv1D(12, 1)(layers.LayerNormalization()(y))
@@ -287,7 +283,7 @@ def causal_conformer():
 @published()
 def patches_of_a_series():
     """Joined steps as tokens of causal attention."""
-    x = inputs(None, 2)
+    x = keras.Input((None, 2))
     y = layers.Dense(6)(layers.Reshape((-1, 8))(x))
     z = layers.LayerNormalization()(y)
     y = y + layers.MultiHeadAttention(2, 3, sliding_window=6)(z, z, use_causal_mask=True)
@@ -297,7 +293,7 @@ def patches_of_a_series():
 @published()
 def sequence_autoencoder():
     """Anomalies: the last state, repeated, and decoded."""
-    x = inputs(None, 2)
+    x = keras.Input((None, 2))
     y = layers.RepeatVector(5)(layers.LSTM(3)(x))
     y = layers.TimeDistributed(layers.Dense(2))(layers.LSTM(3, return_sequences=True)(y))
     return keras.Model(x, y)
@@ -306,7 +302,7 @@ def sequence_autoencoder():
 @published()
 def convolutional_lstm():
     """Rain: convolutions between states."""
-    x = inputs(None, 5, 5, 1)
+    x = keras.Input((None, 5, 5, 1))
     y = layers.ConvLSTM2D(2, 3, padding="same", return_sequences=True)(x)
     return keras.Model(x, layers.Conv3D(1, (1, 3, 3), padding="same", activation="sigmoid")(y))
 
@@ -314,7 +310,7 @@ def convolutional_lstm():
 @published()
 def muscle_gestures():
     """Two inputs at the same rate, each with its branch, and two outputs."""
-    a, b = inputs(None, 4), inputs(None, 2)
+    a, b = keras.Input((None, 4)), keras.Input((None, 2))
     y = layers.Maximum()([conv(a, 4, 5, padding="same"), conv(b, 4, 3, padding="causal")])
     recurrent = layers.SimpleRNN(3, activation="sigmoid", return_sequences=True)(y)
     return keras.Model([a, b], [layers.Dense(2)(recurrent), layers.AveragePooling1D(4)(y)])
@@ -323,7 +319,7 @@ def muscle_gestures():
 @published(time_axis=2)
 def eeg_net():
     """Brain signals: filters of time, then of the electrodes, with time on the second axis."""
-    x = inputs(4, None, 1)
+    x = keras.Input((4, None, 1))
     y = layers.BatchNormalization()(layers.Conv2D(2, (1, 8), padding="same", use_bias=False)(x))
     y = layers.DepthwiseConv2D((4, 1), depth_multiplier=2, use_bias=False)(y)
     y = layers.AveragePooling2D((1, 4))(layers.ELU()(layers.BatchNormalization()(y)))
@@ -334,7 +330,7 @@ def eeg_net():
 @published(max_context=300)
 def temporal_fusion():
     """Forecasts: static inputs that gate a sequence, then causal attention."""
-    x, static = inputs(None, 4), inputs(3)
+    x, static = keras.Input((None, 4)), keras.Input((3,))
     context = layers.Dense(6, activation="elu")(static)
     y = layers.Dense(6)(x) + layers.Dense(6, use_bias=False)(context)[:, None]
     y = layers.LSTM(6, return_sequences=True)(y, initial_state=[context, layers.Dense(6)(static)])
@@ -346,7 +342,7 @@ def temporal_fusion():
 @published()
 def keywords_of_sound():
     """Keyword spotting with the mel spectrogram inside."""
-    x = inputs(None)
+    x = keras.Input((None,))
     options = {"num_mel_bins": 4, "sampling_rate": 100, "min_freq": 1, "max_freq": 50}
     y = layers.MelSpectrogram(16, 8, power_to_db=False, **options)(x)
     y = layers.Permute((2, 1))(ops.log(y + 1e-3))[..., None]
