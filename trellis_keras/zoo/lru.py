@@ -147,12 +147,8 @@ def _lru(
         layers: Positive integer, number of layers.
         hidden_units: Positive integer, number of units.
         stateful: Boolean, whether to carry the states from batch to batch.
-        vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        seed: Integer, seed of the weights. Defaults to `0`; None draws a new one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
-        vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Boolean, whether training is compiled by XLA. Defaults to `None`, automatic.
+
+    Other arguments are as in `trellisnet_ptb`.
 
     Returns:
         A compiled `LanguageModel`.

@@ -214,9 +214,8 @@ def tcn_adding() -> None:
             the parameters at the same width.
         seed: Integer, seed of weights, dropouts and the order of sequences. Defaults to `0`; None
             draws a new one each time.
-        weights: None, `"pretrained"`, or path of a weights file.
-        dtype_policy: String, Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Boolean, whether training is compiled by XLA. Defaults to `None`, automatic.
+
+    Other arguments are as in `trellisnet_ptb`.
 
     Returns:
         A compiled `SequenceRegressor`.
@@ -352,15 +351,10 @@ def tcn_ptb(
         embedding_dim: Positive integer, width of the embedding and the last block. The output
             matrix is tied to the embedding.
         input_dropout: Float, element-wise dropout rate of the embedded input.
-        cutoffs: Tuple of integers, first word of each tail of an adaptive softmax (see
-            `layers.AdaptiveSoftmax`), with words sorted by decreasing frequency; `()` is a full
-            softmax.
         initial_embedding: `"normal"`, N(0, 0.01), as in the authors' word-level programs, or
             `"uniform"`, U(-0.1, 0.1), as in the character-level program.
-        vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
-        vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
 
-    Other arguments are as in `tcn_adding`.
+    Other arguments are as in `tcn_adding` and `trellisnet_ptb`.
 
     Returns:
         A compiled `LanguageModel`.
