@@ -144,19 +144,17 @@ class Recipe:
             check_integer("seed", self.seed, 0)
         if unknown := self.training.stream.keys() - {*self._batch_options(self.data)}:
             raise ValueError(f"{self.name} has no option {min(unknown)!r}.")
-        if self.reads_text:
-            check_choice("metric", self.metric, TEXT_METRICS)
-            if len(self.training.stream) < 2:
-                raise ValueError("Text data need `sequence_length` and `context_length`.")
-        elif self.metric != self.entry.metric:
-            raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
             check_choice("dtype_policy", self.dtype_policy, DTYPE_POLICIES)
+        if not self.reads_text and self.metric != self.entry.metric:
+            raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         # The batches check their other options; here, because loading the data takes time.
         batch_size, options = self.training.batch_size, self.training.stream
         if self.reads_text:
-            tokens = np.broadcast_to(np.int32(0), batch_size + 1)
-            TokenStream(tokens, batch_size, **options)
+            check_choice("metric", self.metric, TEXT_METRICS)
+            if len(options) < 2:
+                raise ValueError("Text data need `sequence_length` and `context_length`.")
+            TokenStream(np.broadcast_to(np.int32(0), batch_size + 1), batch_size, **options)
             if self.stateful and options["context_length"]:
                 raise ValueError(
                     "`context_length` must be 0 with stateful=True: the state is the context. "
@@ -338,7 +336,7 @@ class Recipe:
 
     def with_data(self, loaded: Dataset) -> "Recipe":
         """Returns the recipe with the checksum and the arguments derived from loaded data."""
-        follow = {"vocabulary_size": len(loaded.vocabulary or ())} if self.reads_text else {}
+        follow = {"vocabulary_size": len(loaded.vocabulary)} if loaded.vocabulary else {}
         return self.replace(data_checksum=loaded.checksum, **follow)
 
     def batches(

@@ -50,6 +50,11 @@ def like(
     return lambda row: with_defaults(builder, row.__name__, row.__doc__, fixed, **defaults)
 
 
+def torch_uniform(seed: int | None) -> keras.initializers.Initializer:
+    """Returns PyTorch's default for a head: uniform in +-1 / sqrt(channels)."""
+    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5))
+
+
 def sub_seed(seed: int | None, offset: int) -> int | None:
     """Returns an independent seed for one part of a model."""
     return seeds.sub_seed(seed, "zoo", offset)

@@ -16,7 +16,7 @@ from trellis_keras.models import (
 )
 from trellis_keras.training import SGD, Adam, PlateauDecay, RMSprop, StepDecay
 from trellis_keras.zoo.registry import register
-from trellis_keras.zoo.rows import like, sub_seed
+from trellis_keras.zoo.rows import like, sub_seed, torch_uniform
 from trellis_keras.zoo.training_settings import Training, adamw_cycle, one_cycle
 from trellis_keras.zoo.trellisnet import adaptive_softmax
 
@@ -128,11 +128,6 @@ def _small_head(seed):
     return keras.initializers.RandomNormal(stddev=0.01, seed=sub_seed(seed, 5))
 
 
-def _torch_head(seed):
-    """PyTorch's default: uniform in +-1 / sqrt(channels)."""
-    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5))
-
-
 def adding_head(backbone, seed):
     return SequenceRegressor(backbone, kernel_initializer=_small_head(seed), seed=seed)
 
@@ -145,12 +140,12 @@ def copy_head(backbone, seed):
 
 def digit_head(backbone, seed):
     return SequenceClassifier(
-        backbone, num_classes=10, kernel_initializer=_torch_head(seed), seed=seed
+        backbone, num_classes=10, kernel_initializer=torch_uniform(seed), seed=seed
     )
 
 
 def music_head(backbone, seed):
-    return PolyphonicModel(backbone, kernel_initializer=_torch_head(seed), seed=seed)
+    return PolyphonicModel(backbone, kernel_initializer=torch_uniform(seed), seed=seed)
 
 
 # Arguments of the networks that are fixed for a benchmark.

@@ -127,7 +127,7 @@ def train(
         parallelism = parallel.data_parallel(devices, recipe.training.batch_size)
         with parallelism as building, explained(folder):
             with building:
-                model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
+                model = recipe.build(vocabulary=loaded.vocabulary)
             settings = observed, callbacks, verbose, limit, save_minutes
             _fit(recipe, model, loaded, folder, state, *settings)
         if verbose and (folder / run.BEST).is_file():

@@ -6,7 +6,7 @@ from trellis_keras.layers import AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLay
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.training import SGD, Adam, GrowingDepth, PlateauDecay, StepDecay
 from trellis_keras.zoo.registry import register
-from trellis_keras.zoo.rows import like, sub_seed
+from trellis_keras.zoo.rows import like, sub_seed, torch_uniform
 from trellis_keras.zoo.training_settings import Training, adamw_cycle
 
 __all__ = [
@@ -497,9 +497,7 @@ def trellisnet_seq_mnist(
         num_classes=10,
         input_dropout=input_dropout,
         output_dropout=output_dropout,
-        kernel_initializer=keras.initializers.VarianceScaling(
-            1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5)
-        ),
+        kernel_initializer=torch_uniform(seed),
         seed=seed,
     )
 
