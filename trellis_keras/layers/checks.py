@@ -19,6 +19,11 @@ def is_integer(value: Any, minimum: float = -math.inf) -> bool:
     return is_integral and value >= minimum
 
 
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number of Python or NumPy, perhaps NaN, and not a boolean."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def check_integer(name: str, value: Any, minimum: float = -math.inf) -> int:
     """Returns an argument as a Python integer (NumPy integers are not JSON serializable)."""
     if not is_integer(value, minimum):

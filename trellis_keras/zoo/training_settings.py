@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import json
 import math
-import numbers
 import re
 import types
 import typing
@@ -18,7 +17,7 @@ import keras
 import numpy as np
 
 from trellis_keras import training
-from trellis_keras.layers.checks import check_integer, check_positive
+from trellis_keras.layers.checks import check_integer, check_positive, is_number
 
 # The classes of each part by the names that options take. An untrusted recipe can create objects of
 # these classes only.
@@ -119,8 +118,7 @@ class Training:
         limited = {name: own.get(name) for name in ("clip_norm", "weight_decay", "warmup_steps")}
         given = {name: value for name, value in limited.items() if value is not None}
         for name, value in (given | dict(self.stream)).items():
-            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not is_number or not value >= 0 or (name == "clip_norm" and value == 0):
+            if not is_number(value) or not value >= 0 or (name == "clip_norm" and value == 0):
                 wanted = "positive" if name == "clip_norm" else "0 or more"
                 raise ValueError(f"`{name}` must be a number, {wanted}. Received: {value!r}")
         if own.get("use_ema") and not own["ema_overwrite_frequency"]:
@@ -279,11 +277,9 @@ def _check_types(name, part):
     for argument, value in _arguments(part).items():
         hint = hints.get(argument, type(defaults.get(argument)))
         kinds = {*(typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint])}
-        is_boolean = isinstance(value, bool)
-        is_number = isinstance(value, numbers.Real) and not is_boolean and not math.isnan(value)
         for wanted, of, is_right in (
-            ("true or false", {bool}, is_boolean),
-            ("a number", {int, float}, is_number),
+            ("true or false", {bool}, isinstance(value, bool)),
+            ("a number", {int, float}, is_number(value) and not math.isnan(value)),
             ("text", {str}, isinstance(value, str)),
         ):
             if value is not None and kinds & of and not is_right:

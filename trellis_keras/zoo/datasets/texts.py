@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import numbers
 import os
 import re
 import warnings
@@ -18,7 +17,7 @@ import numpy as np
 
 from trellis_keras.data.vocabulary import EOS, UNITS, Vocabulary
 from trellis_keras.files import BYTE_ORDER_MARK, checksum, decode, own_file, read_blocks, read_file
-from trellis_keras.layers.checks import check_choice, check_integer
+from trellis_keras.layers.checks import check_choice, check_integer, is_number
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import Download, Source, check_count, read_tfds
 
@@ -126,7 +125,7 @@ class Cut:
         is_list = isinstance(split, (list, tuple)) and len(split) == 3
         if split is not None and not (
             is_list
-            and all(map(_is_number, split))
+            and all(map(is_number, split))
             and min(split) > 0
             and math.isclose(math.fsum(split), 1, rel_tol=1e-6)
         ):
@@ -136,7 +135,7 @@ class Cut:
             )
         if self.first is not None:
             check_integer("first", self.first, 1)
-        if not _is_number(self.train_fraction) or not 0 < self.train_fraction <= 1:
+        if not is_number(self.train_fraction) or not 0 < self.train_fraction <= 1:
             raise ValueError(
                 "`train_fraction` must be a number in (0, 1]. "
                 f"Received: train_fraction={self.train_fraction!r}"
@@ -153,10 +152,6 @@ class Cut:
         starts = [0, *ends[:-1]]
         ends[0] = round(ends[0] * self.train_fraction)
         return {name: slice(*place) for name, *place in zip(SPLITS, starts, ends, strict=True)}
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 @register(**_PTB_TERMS, source=PTB)
