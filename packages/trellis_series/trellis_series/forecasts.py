@@ -14,7 +14,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 from utilsforecast.plotting import plot_series
 
-from trellis_keras.layers.checks import check_positive
+from trellis_keras.layers.checks import check_integer
 from trellis_series import network_expert, saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
@@ -95,7 +95,7 @@ class Forecasts:
         target_col: str = "y",
         seed: int = 0,
     ) -> None:
-        (self.horizon,) = check_positive(horizon=horizon)
+        self.horizon = check_integer("horizon", horizon, 1)
         self.levels = check_levels(levels)
         for name, names in {"past": past, "future": future, "static": static}.items():
             if isinstance(names, str):
@@ -116,7 +116,7 @@ class Forecasts:
             given = np.atleast_1d(season).tolist()
             if not given:
                 raise ValueError("`season` must have a number of steps, or be None. Received: []")
-            self.season = sorted({check_positive(season=each)[0] for each in given})
+            self.season = sorted({check_integer("season", each, 1) for each in given})
         if not (network is None or isinstance(network, keras.Layer) or network == "auto"):
             raise ValueError(
                 "`network` must be 'auto', a layer, a trained network or None. Received: "
@@ -357,8 +357,8 @@ class Forecasts:
             A data frame as from `predict`, with the columns `cutoff`, the last time before a
             window, and the target.
         """
-        step = self.horizon if step_size is None else step_size
-        n_windows, step = check_positive(n_windows=n_windows, step_size=step)
+        step = self.horizon if step_size is None else check_integer("step_size", step_size, 1)
+        n_windows = check_integer("n_windows", n_windows, 1)
         own = copy.copy(self)
         frame = to_frame(df, self.columns)
         panel, own.fitted_freq, own.encoding = read_panel(frame, self.columns, self.freq)
