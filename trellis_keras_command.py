@@ -248,7 +248,7 @@ def train(
         raise
 
 
-def _echo(text="", *, newline=True, err=False):
+def _echo(text, *, newline=True, err=False):
     typer.echo(_printable(text), nl=newline, err=err)
 
 
@@ -390,14 +390,13 @@ def generate(
     model = load_best(run, LanguageModel)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
     chosen = _sampler(sampler, model.vocabulary_size, options)
+    settings = {"sampler": chosen, "seed": seed, "stop_tokens": stop_tokens}
     texts = []
     for start in prompt or []:
         tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
-        texts.append(
-            model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop_tokens)
-        )
+        texts.append(model.generate_stream(start, tokens, **settings))
     if not prompt:  # as an id: the first token may be only part of a character
-        ids = model.generate_stream([0], 1 + length, chosen, seed=seed, stop_tokens=stop_tokens)
+        ids = model.generate_stream([0], 1 + length, **settings)
         texts.append(text_pieces(model.vocabulary, ids))
     if sampler in ("beam", "contrastive"):
         typer.echo(f"{sampler} compares whole texts, which appear at the end.", err=True)
