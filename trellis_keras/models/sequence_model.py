@@ -113,11 +113,7 @@ class SequenceModel(BackboneModel):
         self.activation = activation
         self.seed = seed
         self.autocast = False  # inputs are standardized in float32
-        self.input_normalization: Standardization | None = None
-        if normalize:
-            self.input_normalization = Standardization(
-                dtype=at_least_float32(self.compute_dtype), name="input_normalization"
-            )
+        self.input_normalization = self._normalization("input_normalization")
         input_seed, output_seed = (
             sub_seed(seed, "SequenceModel", name) for name in ("input_dropout", "output_dropout")
         )
@@ -133,6 +129,11 @@ class SequenceModel(BackboneModel):
         )
         self.supports_masking = True
         self._uses_default_loss = False
+
+    def _normalization(self, name):
+        """Returns a layer of statistics, or None without `normalize`."""
+        dtype = at_least_float32(self.compute_dtype)
+        return Standardization(dtype=dtype, name=name) if self.normalize else None
 
     @property
     def input_dtype(self) -> str:

@@ -7,16 +7,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_streams.protocol import (
-    at_least_float32,
-    check_built,
-    check_shape,
-    shapes_match,
-    step_through,
-)
+from keras_streams.protocol import check_built, check_shape, shapes_match, step_through
 from trellis_keras.layers.checks import check_integer, check_positive
 from trellis_keras.models.losses import SquaredError, expand_to_rank
-from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
+from trellis_keras.models.normalization import LARGEST, arrays_of
 from trellis_keras.models.sequence_model import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
 from trellis_series.ensemble import fill
@@ -134,11 +128,7 @@ class Forecaster(SequenceModel):
         self.future_channels = check_integer("future_channels", future_channels, minimum=0)
         self.linear_window = linear_window
         self.scale = scale
-        self.target_normalization: Standardization | None = None
-        if self.normalize:
-            self.target_normalization = Standardization(
-                dtype=at_least_float32(self.compute_dtype), name="target_normalization"
-            )
+        self.target_normalization = self._normalization("target_normalization")
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
@@ -176,7 +166,6 @@ class Forecaster(SequenceModel):
 
     def _linear_inputs(self, inputs):
         """Returns inputs for the linear map, without limits on the range of targets."""
-        assert self.input_normalization is not None  # by the constructor
         x = ops.cast(inputs, self.input_normalization.compute_dtype)
         x = self.input_normalization.standardize(x)
         is_target = np.arange(self.linear_kernel.shape[1]) < self.targets
@@ -252,7 +241,6 @@ class Forecaster(SequenceModel):
         """
         rows = arrays_of(train)
         super().adapt(rows)
-        assert self.target_normalization is not None  # by `super().adapt`
         self.target_normalization.adapt([array[..., : self.targets] for array in rows])
         if self.linear_window is None:
             return
