@@ -145,10 +145,9 @@ class Printer:
         self.taken.add(name)
         return name
 
-    def table(self, array, scope, name, kind=None):
+    def table(self, array, scope, name):
         """Returns a pointer to a table of constants."""
-        kind = kind or TYPES[np.asarray(array).dtype.name]
-        array = np.ascontiguousarray(array)
+        kind, array = TYPES[array.dtype.name], np.ascontiguousarray(array)
         key = kind, array.tobytes()
         if key not in self.tables:
             name = self._unique(scope, name)
@@ -303,7 +302,7 @@ class Printer:
         found = pieces(self.program, cells)
         if len(found) == 1 and found[0].stride == 1:
             return self.at(cells), n
-        self.copied(op.buffer, cells, op)
+        self.copied(op, cells)
         return self.pointer(op.buffer), n
 
     def each_row(self, op, name, *arguments, loop=""):
@@ -347,7 +346,7 @@ class Printer:
             self.add_statement(f"{loop}({y})[{i}] = {name}({first}, {x}, {terms}, {term});", op)
         else:
             name = self.use("fold_NAME", kind, **words)
-            self.copied(op.buffer, cells[0], op)
+            self.copied(op, cells[0])
             self.add_statement(f"{name}({y}, {n}, {terms - 1}, {x} + {term}, {term}, {step});", op)
 
     def gather(self, op):
@@ -367,13 +366,13 @@ class Printer:
 
     def copy(self, op):
         """Adds copies of consecutive numbers."""
-        self.copied(op.buffer, op.args[0], op)
+        self.copied(op, op.args[0])
 
     store = copy  # to a ring: its oldest row
 
-    def copied(self, b, cells, op):
-        """Copies numbers to consecutive ones of a buffer."""
-        cells = cells.reshape(-1)
+    def copied(self, op, cells):
+        """Copies numbers to consecutive ones of an operation's buffer."""
+        b, cells = op.buffer, cells.reshape(-1)
         found = pieces(self.program, cells)
         sources = list({p.buffer: None for p in found})
         is_work = {(source.kind, source.dtype) for source in sources} == {("work", b.dtype)}

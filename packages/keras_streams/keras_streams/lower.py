@@ -143,11 +143,9 @@ class _Lowering:
         """Returns the cells of a symbolic tensor, or a constant."""
         return self.env.get(id(tensor), tensor)
 
-    def cells(self, value: Any, name: str = "constant") -> np.ndarray:
+    def cells(self, value: Any) -> np.ndarray:
         """Returns the addresses of a tensor or constant."""
-        if isinstance(value, Cells):
-            return value.at
-        return self.program.constant(_numbers(value), self.scope, name)
+        return value.at if isinstance(value, Cells) else self.constant(_numbers(value))
 
     def node(self, node: Any, args: list, kwargs: dict) -> Any:
         """Returns the outputs of an operation, `Cells` in the structure of its result."""
