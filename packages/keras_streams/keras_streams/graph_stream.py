@@ -20,7 +20,7 @@ from keras_streams.graph import (
     from_axis,
     to_axis,
 )
-from keras_streams.parts import Delay, Part, Signal, Skip, Table, Window, select
+from keras_streams.parts import Delay, Part, Signal, Table, Window, select
 from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
@@ -525,11 +525,11 @@ class Plan:
     def _later(self, n, lag, offset):
         """Returns a running value without the samples that are outdated at an offset."""
         signal = self.signals[n]
-        spare = offset - _offset_with(signal, lag)
-        if spare < signal.pause:
+        left_out = (offset - _offset_with(signal, lag)) // signal.pause
+        if left_out < 1:
             return n
-        first = signal.offset + spare // signal.pause * signal.pause
-        return self._once(n, ("from", first), lambda: Skip(signal, first))
+        make = functools.partial(Window, None, signal, left=-left_out, like=signal)
+        return self._once(n, ("without", left_out), make)
 
     def _current(self, n):
         """Returns an output, delayed to the end of the window, or of a sequence that is cropped."""

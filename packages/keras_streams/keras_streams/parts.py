@@ -316,7 +316,7 @@ class Window(Part):
     are `padding`.
 
     Args:
-        call: The call.
+        call: The call, or `None` with `like`.
         signal: The input.
         function: Function from windows, each a row of a batch with time on the axis of the model,
             to outputs. Defaults to the windows themselves.
@@ -441,17 +441,6 @@ class Delay(Part):
         seen = ops.concatenate([state, x], axis=1)
         past = select(active(self.signal), seen[:, samples:], state)
         return [past[:, :1] if self._holds else seen[:, :samples]], past
-
-
-class Skip(Part):
-    """Leaves out the samples of a signal that come before a step."""
-
-    def __init__(self, signal: Signal, offset: int):
-        super().__init__(signal, [dataclasses.replace(signal, offset=offset)])
-
-    def run(self, xs, state, begin=0, end=None):
-        skipped = self.signal.count(begin, max(begin, self.outputs[0].offset))
-        return [xs[0][:, skipped:]], state
 
 
 class Split(Part):
