@@ -64,13 +64,15 @@ class Computed:
 
 @dataclasses.dataclass(frozen=True)
 class StreamOptions:
-    """The options of `to_stream`, and the outputs of calls that get each window as a whole."""
+    """The options of `to_stream`, and what it finds out about a model."""
 
     time_axis: Any = None
     window: int | None = None
     ignore_masks: bool = False
     max_context: int | None = None
-    joined: frozenset[int] = frozenset()
+    # Whether layers of others become the operations of their `call`, where symbolic tensors can.
+    traced: bool = True
+    joined: frozenset[int] = frozenset()  # outputs of calls that get each window as a whole
 
 
 @dataclasses.dataclass
@@ -222,13 +224,11 @@ class Graph:
         model: Built functional model, `keras.Sequential` or layer.
         options: Those of the stream. Layers that cannot be traced with an unknown number of steps
             are traced with `max_context`.
-        traced: Whether layers that are not Keras' own become the operations of their `call`, where
-            it can be traced with symbolic tensors.
     """
 
-    def __init__(self, model: keras.Layer, options: StreamOptions, traced: bool):
+    def __init__(self, model: keras.Layer, options: StreamOptions):
         functional = functional_of(model) or _function_of(model)
-        self.name, self._options, self._traced = model.name, options, traced
+        self.name, self._options = model.name, options
         self._numbers: Iterator[int] = itertools.count()
         self.calls: list[Call] = []
         numbers = [next(self._numbers) for _ in functional.inputs]
@@ -308,7 +308,7 @@ class Graph:
         layer = call.operation
         is_own = isinstance(layer, keras.Layer) and not call.is_of_keras
         is_wrapper = isinstance(layer, keras.layers.Wrapper) and is_in_keras(type(layer))
-        if not (is_own and self._traced or isinstance(layer, _OF_OPERATIONS)) or (
+        if not (is_own and self._options.traced or isinstance(layer, _OF_OPERATIONS)) or (
             call.arguments[1].get("training") or streams_itself(layer) or is_wrapper
         ):
             return None, []

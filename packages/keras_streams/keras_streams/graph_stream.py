@@ -140,10 +140,10 @@ def to_stream(
         raise ValueError(f"`ignore_masks` must be True or False. Received: {ignore_masks!r}")
     options = StreamOptions(time_axis, window, ignore_masks, max_context)
     try:
-        return _proven(model, options, True, example)
+        return _proven(model, options, example)
     except ValueError as error:
         try:  # a layer may treat each step separately, though its operations do not
-            return _proven(model, options, False, example)
+            return _proven(model, dataclasses.replace(options, traced=False), example)
         except ValueError:
             raise error from None
 
@@ -158,9 +158,9 @@ def _count(name, value):
     return operator.index(value)
 
 
-def _proven(model, options, traced, example):
+def _proven(model, options, example):
     while True:
-        stream = GraphStream(model, options, traced)
+        stream = GraphStream(model, options)
         stream.example = example
         try:
             stream.proof = prove(stream, example)
@@ -179,10 +179,10 @@ class GraphStream(StreamingMixin):
     proof: Proof | None = None
     example: Any = None
 
-    def __init__(self, model: keras.Layer, options: StreamOptions, traced: bool):
+    def __init__(self, model: keras.Layer, options: StreamOptions):
         self.model, self.name, self.options = model, model.name, options
         self.compute_dtype, self.variables = model.compute_dtype, model.variables
-        self.graph = Graph(model, options, traced)
+        self.graph = Graph(model, options)
         self.inputs = self.graph.inputs  # a structure of symbolic tensors
         self.time_axes = _time_axes(self.graph, options.time_axis)
         self.length = _known_length(self.graph, self.time_axes, options.window)
