@@ -103,11 +103,9 @@ def fractional_bits(largest: float, limit: int = 15) -> int:
 
 
 def simulate(program: Program, groups: list[Group], x: np.ndarray, observe: Any) -> None:
-    """Runs a program on rows of inputs in NumPy, and calls `observe(buffer, values)` for results.
+    """Runs a program on inputs as `calibrate` takes, and calls `observe(buffer, values)`.
 
-    Args:
-        program, groups, x: See `calibrate`.
-        observe: The function.
+    It does so for the initial states, the inputs, and all results.
     """
     x = x[..., None] if x.ndim == 2 else x
     size = max(b.base + b.size for b in program.buffers)

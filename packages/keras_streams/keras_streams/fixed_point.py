@@ -28,10 +28,7 @@ _CLIPS = {"int16": "clip16_long", "int32": "clip32", "int64": "clip64", "bool": 
 def quantize(
     program: Program, groups: list[passes.Group], x: np.ndarray, small_rings: bool
 ) -> FixedProgram:
-    """Returns a program of integers.
-
-    Args:
-        program, groups, x, small_rings: See `calibrate`.
+    """Returns a program of integers, for the arguments of `calibrate`.
 
     Raises:
         ValueError: If an operation cannot be computed with integers.
@@ -188,14 +185,9 @@ class _Rewriting:
 def print_fixed(
     fixed: FixedProgram, prefix: str, about: Any, apart: bool = False
 ) -> tuple[Printer, Source]:
-    """Prints a program of integers, with conversions from and to floating point.
+    """Returns the printer and the source of a program of integers, and of its conversions.
 
-    Args:
-        fixed: The program.
-        prefix, about, apart: See `Printer`.
-
-    Returns:
-        The printer and the source.
+    These are from and to floating point. `Printer` takes the other arguments.
     """
     program = fixed.program
     printer = Printer(program, fixed.groups, prefix, "int16_t", about, apart=apart)
