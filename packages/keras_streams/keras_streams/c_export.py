@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_streams import lower, passes, trace
 from keras_streams._keras_internals import all_layers
-from keras_streams.c_source import Printer, Source, comment_text, table_text
+from keras_streams.c_source import TYPES, Printer, Source, comment_text, table_text
 from keras_streams.exported_stream import ExportedStream, exported_stream
 from keras_streams.files import check_output, filled_template, write_files
 from keras_streams.fixed_point import print_fixed, quantize
@@ -25,7 +25,6 @@ from keras_streams.native_stream import FixedStream, NativeStream, find_compiler
 from keras_streams.xla import compile_xla
 
 _STEPS = 200  # of random inputs, or more for models with few outputs
-_REAL = {"float32": "float", "float64": "double"}
 # Largest difference from Keras, relative to the largest value of an output. (Some Keras operations
 # round float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
 _TOLERANCE = {"float": 1e-5, "double": 1e-6}
@@ -301,7 +300,7 @@ def c_source(stream: ExportedStream, prefix: str, in_file: bool = False) -> Sour
     """
     program = step_program(stream)
     groups = passes.optimize(program)
-    return Printer(program, groups, prefix, _REAL[program.real], stream, in_file).print()
+    return Printer(program, groups, prefix, TYPES[program.real], stream, in_file).print()
 
 
 def step_program(stream: ExportedStream) -> lower.Program:
@@ -330,7 +329,7 @@ def _real_type(stream):
     weights = {w.dtype for w in model.weights if keras.backend.is_float_dtype(w.dtype)}
     dtypes = {layer.compute_dtype for layer in layers} | weights
     dtypes = dtypes or {model.compute_dtype}  # a graph of operations alone
-    if len(dtypes) > 1 or not dtypes <= set(_REAL):
+    if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
         raise ValueError(
             "C supports float and double. Build the model with dtype='float32' or 'float64' for "
             "all layers, and load its weights. Received: a model that computes in "

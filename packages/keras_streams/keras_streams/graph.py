@@ -5,7 +5,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import keras
@@ -110,9 +109,9 @@ class Call:
 
     def __call__(self, values: list[Tensor]) -> list[Tensor]:
         """Returns the outputs of the operation for a list of inputs with time on axis 1."""
-        values = [to_axis(x, axis) for x, axis in zip_longest(values, self.axes)]
+        values = [to_axis(x, axis) for x, axis in itertools.zip_longest(values, self.axes)]
         ys = self.of_model(values)
-        return [from_axis(y, axis) for y, axis in zip_longest(ys, self.output_axes)]
+        return [from_axis(y, axis) for y, axis in itertools.zip_longest(ys, self.output_axes)]
 
     def of_model(self, values: list[Tensor]) -> list[Tensor]:
         """Returns the outputs of the operation for a list of inputs as in the model."""
