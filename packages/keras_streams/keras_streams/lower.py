@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_streams._keras_internals import compute_conv_transpose_padding_args_for_jax
 from keras_streams.cells import Cells, Op, Program
-from keras_streams.rules import padding_of, reversed_conv, spread
+from keras_streams.rules import padding_of, per_axis, reversed_conv, spread
 from keras_streams.trace import Trace, recorded
 
 # Operations that only move numbers: Keras runs them on the numbers' addresses.
@@ -563,11 +563,9 @@ def _windows(o, x, size):
     """Returns the windows that `o` reads, (batch, *outputs, *taps, channels)."""
     rank, order = len(x.shape) - 2, [0]
     fill = -math.inf if type(o).__name__ == "MaxPool" else 0.0
-    sizes, strides, dilations = (
-        (n,) * rank if isinstance(n, int) else n
-        for n in (size, o.strides or size, getattr(o, "dilation_rate", 1))
-    )
-    for i, (k, s, d) in enumerate(zip(sizes, strides, dilations, strict=True)):
+    options = size, o.strides or size, getattr(o, "dilation_rate", 1)
+    each = zip(*(per_axis(numbers, rank) for numbers in options), strict=True)
+    for i, (k, s, d) in enumerate(each):
         axis, span = 1 + 2 * i, (k - 1) * d + 1
         sides = padding_of(x.shape[axis], span, s, o.padding)
         if any(sides):
@@ -580,7 +578,7 @@ def _windows(o, x, size):
 
 
 def _conv(o, x, kernel):
-    taps, (width, filters) = kernel.shape[:-2], kernel.shape[-2:]
+    *taps, width, filters = kernel.shape
     seen = _windows(o, x, taps)
     outputs, groups = seen.shape[: len(taps) + 1], x.shape[-1] // width
     seen = ops.reshape(seen, (*outputs, math.prod(taps), groups, width))
@@ -591,8 +589,7 @@ def _conv(o, x, kernel):
 
 def _conv_transpose(o, x, kernel):
     """A convolution, with the taps in reverse, of x with zeros between its elements."""
-    rank = len(x.shape) - 2
-    strides = (o.strides,) * rank if isinstance(o.strides, int) else o.strides
+    strides = per_axis(o.strides, len(x.shape) - 2)
     options = strides, o.padding, o.output_padding, o.dilation_rate
     sides = compute_conv_transpose_padding_args_for_jax(x.shape, kernel.shape, *options)
     for axis, (stride, widths) in enumerate(zip(strides, sides, strict=True), 1):

@@ -347,7 +347,7 @@ def padding_of(length: int | None, span: int, stride: int, padding: str) -> tupl
     return total // 2, total - total // 2
 
 
-def _sizes(numbers, rank):
+def per_axis(numbers: Any, rank: int) -> tuple:
     """Returns one number, or a number for each axis, as a tuple."""
     numbers = tuple(keras.tree.flatten(numbers))
     return numbers if len(numbers) == rank else numbers * rank
@@ -368,8 +368,8 @@ def _window(call, signal, sizes, function, fill=0.0):
     """
     operation, rank, time = call.operation, len(sizes), signal.axis - 1
     _check_axes(call, signal, rank)
-    strides = _sizes(operation.strides or sizes, rank)
-    rates = _sizes(getattr(operation, "dilation_rate", 1), rank)
+    strides = per_axis(operation.strides or sizes, rank)
+    rates = per_axis(getattr(operation, "dilation_rate", 1), rank)
     shape = [*signal.shape[:time], signal.length, *signal.shape[time:-1]]
     widths = [
         padding_of(size, (taps - 1) * rate + 1, stride, operation.padding.lower())
@@ -459,7 +459,7 @@ def _transposed_conv(call, signal):
     operation, (kernel,), time = call.operation, _kernels(call), signal.axis - 1
     rank = len(kernel.shape) - 2
     _check_axes(call, signal, rank)
-    strides, rates = _sizes(operation.strides, rank), _sizes(operation.dilation_rate, rank)
+    strides, rates = per_axis(operation.strides, rank), per_axis(operation.dilation_rate, rank)
     options = operation.padding, operation.output_padding, rates
     sides = compute_conv_transpose_padding_args_for_jax(
         kernel.shape, kernel.shape, strides, *options
@@ -486,7 +486,7 @@ _AVERAGES = *of_any_rank("AveragePooling{}D"), nn_ops.AveragePool
 @_streams(*of_any_rank("MaxPooling{}D"), nn_ops.MaxPool, *_AVERAGES)
 def _pooling(call, signal):
     operation = call.operation
-    sizes = _sizes(operation.pool_size, len(signal.shape))
+    sizes = per_axis(operation.pool_size, len(signal.shape))
 
     def largest(x, strides, rates):
         y = ops.max_pool(x, sizes, strides, data_format="channels_last")
