@@ -169,9 +169,10 @@ def _symbolic_backend():
     namespace, core = _Namespace(backend), _Namespace(backend.core)
     with (
         _ONE_AT_A_TIME,
-        _patch(backend, "numpy", _Namespace(backend.numpy)),
-        _patch(backend, "nn", _Namespace(backend.nn)),
-        _patch(backend, "math", _Namespace(backend.math)),
+        # For all threads: a namespace tells symbolic tensors.
+        patch(backend, "numpy", _Namespace(backend.numpy)),
+        patch(backend, "nn", _Namespace(backend.nn)),
+        patch(backend, "math", _Namespace(backend.math)),
         _patch(backend, "cast", namespace.cast),
         _patch(backend, "convert_to_tensor", namespace.convert_to_tensor),
         _patch(backend.core, "cast", core.cast),
@@ -187,15 +188,14 @@ def _symbolic_backend():
 
 
 def _patch(owner, name, replacement):
-    """Replaces an attribute for this thread; a namespace, which tells symbolic tensors, for all."""
+    """Replaces a function for this thread."""
     original, thread = getattr(owner, name), threading.get_ident()
 
     def here(*args, **kwargs):
         function = replacement if threading.get_ident() == thread else original
         return function(*args, **kwargs)
 
-    is_namespace = isinstance(replacement, _Namespace)
-    return unittest.mock.patch.object(owner, name, replacement if is_namespace else here)
+    return unittest.mock.patch.object(owner, name, here)
 
 
 class _Namespace:
