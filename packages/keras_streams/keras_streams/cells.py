@@ -102,8 +102,7 @@ class Program:
         self.output = np.zeros(0, "int32")  # addresses
         self.output_sizes: list[int] = []  # of the parts of `output`
         self.buffers: list[Buffer] = []  # by address
-        self._bases: list[int] = []
-        self._array: np.ndarray | None = None
+        self._bases: np.ndarray | None = None  # of the buffers, if none has been added since
         self._constants: dict[tuple, Buffer] = {}
         self.constant(np.zeros(1, "float32"))  # address 0 is the number 0, as `ops.pad` writes it
 
@@ -117,8 +116,7 @@ class Program:
         base = self.buffers[-1].base + self.buffers[-1].size if self.buffers else 0
         dtype = self.element_type(dtype)
         self.buffers.append(Buffer(kind, base, tuple(shape), dtype, **options))  # type: ignore
-        self._bases.append(base)
-        self._array = None
+        self._bases = None
         return self.buffers[-1]
 
     def element_type(self, dtype: str) -> str:
@@ -143,17 +141,11 @@ class Program:
         """Replaces a buffer by buffers of consecutive parts of it."""
         i = self.buffers.index(buffer)
         self.buffers[i : i + 1] = parts
-        self._bases[i : i + 1] = [part.base for part in parts]
-        self._array = None
-
-    def add(self, op: Op) -> np.ndarray:
-        """Adds an operation and returns the addresses of its results."""
-        self.ops.append(op)
-        return op.buffer.cells
+        self._bases = None
 
     def owner(self, address: int) -> Buffer:
         """Returns the buffer with an address."""
-        return self.buffers[bisect.bisect_right(self._bases, address) - 1]
+        return self.buffers[bisect.bisect_right(self.buffers, address, key=lambda b: b.base) - 1]
 
     def owners(self, cells: np.ndarray) -> list[Buffer]:
         """Returns the buffers with addresses of an array, in order."""
@@ -163,9 +155,9 @@ class Program:
         first = self.owner(low)
         if high < first.base + first.size:
             return [first]
-        if self._array is None:
-            self._array = np.array(self._bases)
-        found = np.searchsorted(self._array, cells.reshape(-1), "right") - 1
+        if self._bases is None:
+            self._bases = np.array([b.base for b in self.buffers])
+        found = np.searchsorted(self._bases, cells.reshape(-1), "right") - 1
         return [self.buffers[i] for i in np.unique(found)]
 
     def values(self, cells: np.ndarray) -> np.ndarray | None:

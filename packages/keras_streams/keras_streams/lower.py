@@ -203,8 +203,8 @@ class _Lowering:
         key = kind, name, tuple(shape), dtype, *(a.tobytes() for a in args), *map(id, matrices)
         if key not in self.known:
             buffer = self.program.buffer("work", shape, dtype, scope=self.scope)
-            op = Op(kind, name, buffer, args, list(matrices), self.scope)
-            self.known[key] = self.program.add(op)
+            self.program.ops.append(Op(kind, name, buffer, args, list(matrices), self.scope))
+            self.known[key] = buffer.cells
             self.kept.append(matrices)  # their ids are those of no others
         return self.known[key]
 
