@@ -511,7 +511,7 @@ class Frames(Part):
         super().__init__(signal, [output])
         starts = range(-pad, 0, stride)  # of the frames with mirrored samples
         self._places = [np.abs(start + np.arange(size)) - start for start in starts]
-        self._size, self.keeps, self.pads = size, bool(self._places), pad > 0
+        self._size, self.keeps = size, bool(self._places)
 
     def initial_state(self, batch_size: int) -> Any:
         return ops.zeros((batch_size, 1), dtype="int32")
