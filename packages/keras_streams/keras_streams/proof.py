@@ -133,15 +133,14 @@ def random_examples(stream: Any, length: int, rng: np.random.Generator) -> Itera
     sizes = [layer.input_dim for layer in embeddings] + [layer.num_tokens for layer in encodings]
     tokens = min(sizes, default=2)
     first = int(any(layer.mask_zero for layer in embeddings))  # no masked steps
-    for tensor in keras.tree.flatten(stream.inputs):
-        if tensor.dtype == "string":
-            raise ValueError(
-                f"{stream.name} takes strings, {tensor.name}, of which there are no random ones. "
-                "Give data: to_stream(model, example=x)."
-            )
     for change in (np.asarray, np.abs):
         xs = []
         for n, tensor in enumerate(keras.tree.flatten(stream.inputs)):
+            if tensor.dtype == "string":
+                raise ValueError(
+                    f"{stream.name} takes strings, {tensor.name}, of which there are no random "
+                    "ones. Give data: to_stream(model, example=x)."
+                )
             axis = stream.time_axes[n]
             shape = [length if i == axis else size for i, size in enumerate(tensor.shape)]
             shape[0] = shape[0] or 2
