@@ -136,8 +136,8 @@ class _Lowering:
                 raise ValueError(
                     f"{place}the operation {type(node.operation).__name__} has no C code. {error}"
                 ) from error
-            outputs = keras.tree.flatten(outputs)
-            self.env.update((id(t), y) for t, y in zip(node.outputs, outputs, strict=True))
+            pairs = zip(node.outputs, keras.tree.flatten(outputs), strict=True)
+            self.env.update((id(tensor), Cells(at)) for tensor, at in pairs)
 
     def value(self, tensor: Any) -> Any:
         """Returns the cells of a symbolic tensor, or a constant."""
@@ -148,7 +148,7 @@ class _Lowering:
         return value.at if isinstance(value, Cells) else self.constant(_numbers(value))
 
     def node(self, node: Any, args: list, kwargs: dict) -> Any:
-        """Returns the outputs of an operation, `Cells` in the structure of its result."""
+        """Returns the addresses of the outputs of an operation, in the structure of its result."""
         operation = node.operation
         name = type(operation).__name__
         dtype = node.outputs[0].dtype
@@ -156,11 +156,11 @@ class _Lowering:
         if name in ("OnesLike", "ZerosLike", "FullLike"):
             value = args[1] if name == "FullLike" else float(name == "OnesLike")
             kind = self.program.element_type(dtype)
-            return Cells(self.constant(np.full(args[0].at.shape, value, kind)))
+            return self.constant(np.full(args[0].at.shape, value, kind))
         if all(self.program.values(v.at) is not None for v in given):
             return self.folded(operation, args, kwargs)
         if name in _SAME:
-            return args[0]
+            return args[0].at
         if name in _MOVES or (name == "Take" and not isinstance(args[1], Cells)):
             return self.moved(node, args, kwargs)
         if name == "Take":
@@ -170,7 +170,7 @@ class _Lowering:
         if dtype in _WRAPPING and any(x.dtype != "bool" for x in node.input_tensors):
             raise NotImplementedError(f"Integers of {dtype} wrap in Keras: use int32.")
         if name == "Cast":
-            return Cells(self.cast(args[0].at, node.arguments.args[0].dtype, dtype))
+            return self.cast(args[0].at, node.arguments.args[0].dtype, dtype)
         if name in REDUCTIONS:
             if getattr(operation, "initial", None) is not None:
                 raise NotImplementedError("Use initial=None, and ops.maximum or ops.minimum.")
@@ -180,7 +180,7 @@ class _Lowering:
             if "float" not in dtype:
                 raise NotImplementedError("It takes floats only: cast its operands.")
             subscripts = _PRODUCTS[name](operation, *(len(_shape(v)) for v in args[:2]))
-            return Cells(self.contracted(subscripts, args[0], args[1], dtype))
+            return self.contracted(subscripts, args[0], args[1], dtype)
         name = _ALIASES.get(name, name)
         if name == "Round" and operation.decimals:
             raise NotImplementedError("It rounds to whole numbers only: use decimals=0.")
@@ -189,7 +189,7 @@ class _Lowering:
         if name == "FloorDivide" and "int" in dtype:
             name = "IntegerDivide"
         if name in MAPS:
-            return Cells(self.mapped(name, [*args, *kwargs.values()], dtype))
+            return self.mapped(name, [*args, *kwargs.values()], dtype)
         if name in COMPOSITES:
             call = COMPOSITES[name]
             return self.inlined(lambda *a, **k: call(operation, *a, **k), node, args, kwargs)
@@ -222,7 +222,7 @@ class _Lowering:
 
         args, kwargs = keras.tree.map_structure(known, (args, kwargs))
         result = operation.call(*args, **kwargs)
-        return keras.tree.map_structure(lambda y: Cells(self.constant(_numbers(y))), result)
+        return keras.tree.map_structure(lambda y: self.constant(_numbers(y)), result)
 
     def moved(self, node: Any, args: list, kwargs: dict) -> Any:
         """Moves addresses by the operation itself."""
@@ -243,7 +243,7 @@ class _Lowering:
         if is_pad:
             given = _padded_args(self, node, given[0][0])
         result = node.operation.call(*given[0], **given[1])
-        return keras.tree.map_structure(lambda y: Cells(_numbers(y)), result)
+        return keras.tree.map_structure(_numbers, result)
 
     def cast(self, at: np.ndarray, before: str, after: str) -> np.ndarray:
         """Returns numbers in another dtype."""
@@ -273,19 +273,18 @@ class _Lowering:
 
     # Reductions and rows
 
-    def reduced(self, operation: Any, name: str, at: np.ndarray, dtype: str) -> Cells:
+    def reduced(self, operation: Any, name: str, at: np.ndarray, dtype: str) -> np.ndarray:
         axes = operation.axis
         axes = range(at.ndim) if axes is None else [a % at.ndim for a in np.atleast_1d(axes)]
         rest = [a for a in range(at.ndim) if a not in axes]
         terms = at.transpose(*axes, *rest).reshape(math.prod(at.shape[a] for a in axes), -1)
         shape = [1 if a in axes else n for a, n in enumerate(at.shape)]
         shape = shape if operation.keepdims else [at.shape[a] for a in rest]
-        out = terms[0] if len(terms) == 1 else None
-        if out is None:
-            out = self.add("reduce", name, terms.shape[1:], dtype, [terms])
-        return Cells(out.reshape(shape))
+        if len(terms) == 1:
+            return terms[0].reshape(shape)
+        return self.add("reduce", name, terms.shape[1:], dtype, [terms]).reshape(shape)
 
-    def rows(self, operation: Any, table: Any, index: Cells) -> Cells:
+    def rows(self, operation: Any, table: Any, index: Cells) -> np.ndarray:
         """Adds rows of a constant table, at variable indices."""
         if isinstance(table, Cells) or operation.axis not in (0, -np.ndim(_numbers(table))):
             raise NotImplementedError("Only the first axis of a constant has variable indices.")
@@ -293,7 +292,7 @@ class _Lowering:
         flat, shape = array.reshape(len(array), -1), array.shape[1:]
         name = array.dtype.name
         rows = [self.add("gather", "", shape, name, [i.reshape(1)], [flat]) for i in index.at.flat]
-        return Cells(np.stack(rows).reshape(*index.at.shape, *shape))
+        return np.stack(rows).reshape(*index.at.shape, *shape)
 
     # Products
 
@@ -365,9 +364,8 @@ class _Lowering:
             outputs = call(*args, **kwargs)
         self.env.update((id(symbol), value) for symbol, value in fresh.values())
         self.run([(node, self.scope) for node, _ in nodes])
-        found = keras.tree.map_structure(self.value, outputs)
         self.kept += [args, kwargs, nodes, outputs]
-        return found
+        return keras.tree.map_structure(lambda y: self.cells(self.value(y)), outputs)
 
 
 _NARROW = 4  # columns; fewer are computed for all shared axes at once
