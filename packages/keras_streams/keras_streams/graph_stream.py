@@ -353,10 +353,11 @@ class GraphStream(StreamingMixin):
         return [ops.repeat(x, steps, axis=1) if s.is_static else x for x, s in pairs]
 
     def _check_cache(self, cache, x):
-        if self._shapes:
-            rows = x.shape[0]
-            expected = keras.tree.map_shape_structure(lambda s: [rows, *s[1:]], self._shapes)
-            check_cache(self, cache, expected)
+        def with_rows(shape):
+            return [x.shape[0], *shape[1:]]
+
+        shapes = [keras.tree.map_shape_structure(with_rows, state) for state in self._shapes]
+        check_cache(self, cache, shapes)
 
 
 class Plan:

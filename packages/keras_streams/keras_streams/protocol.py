@@ -177,7 +177,8 @@ def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
 
     They are lists, with `None` for an unknown size.
     """
-    wanted = keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), expected)
+    # (Keras would take an empty list for the shape of a scalar.)
+    wanted = expected and keras.tree.map_shape_structure(lambda s: keras.KerasTensor(s), expected)
 
     def shape_of(leaf):
         return tuple(getattr(leaf, "shape", ()))

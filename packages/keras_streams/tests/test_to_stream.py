@@ -551,6 +551,8 @@ def test_a_cache_or_a_step_that_does_not_fit():
     ):
         with pytest.raises(ValueError, match=match):
             stream.step(np.zeros(shape), state)
+    with pytest.raises(ValueError, match=r"does not fit .*of shapes: \[\]. Received: \[\(2, 3"):
+        to_stream(stack(layers.Dense(2))).step(np.zeros((2, 3)), [np.zeros((2, 3))])
     with pytest.raises(ValueError, match="batch_size=0"):
         stream.initial_cache(0)
     with pytest.raises(ValueError, match="batch_size=None"):
