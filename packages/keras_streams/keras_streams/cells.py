@@ -102,7 +102,7 @@ class Program:
         self.output = np.zeros(0, "int32")  # addresses
         self.output_sizes: list[int] = []  # of the parts of `output`
         self.buffers: list[Buffer] = []  # by address
-        self._bases: np.ndarray | None = None  # of the buffers, if none has been added since
+        self._bases: np.ndarray | None = None  # of `buffers`, unless outdated
         self._constants: dict[tuple, Buffer] = {}
         self.constant(np.zeros(1, "float32"))  # address 0 is the number 0, as `ops.pad` writes it
 

@@ -180,9 +180,12 @@ def _check_converted(stream, format):
 
 
 def _differences(function, endpoint, stream):
-    """Compares a converted step, a function of arrays, with its endpoint over random steps.
+    """Compares a converted step with Keras over random steps, from a cache of zeros.
 
-    Both start from a cache of zeros.
+    Args:
+        function: The converted step, a function of arrays.
+        endpoint: The step in Keras.
+        stream: Its `ExportedStream`.
 
     Returns:
         Dict from the name of each output to the largest difference, relative to its largest value,

@@ -103,9 +103,9 @@ def fractional_bits(largest: float, limit: int = 15) -> int:
 
 
 def simulate(program: Program, groups: list[Group], x: np.ndarray, observe: Any) -> None:
-    """Runs a program on inputs as `calibrate` takes, and calls `observe(buffer, values)`.
+    """Runs a program in NumPy. See `calibrate` for the other arguments.
 
-    It does so for the initial states, the inputs, and all results.
+    `observe(buffer, values)` is called for the initial states, the inputs and all results.
     """
     x = x[..., None] if x.ndim == 2 else x
     size = max(b.base + b.size for b in program.buffers)

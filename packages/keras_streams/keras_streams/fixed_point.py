@@ -28,7 +28,7 @@ _CLIPS = {"int16": "clip16_long", "int32": "clip32", "int64": "clip64", "bool": 
 def quantize(
     program: Program, groups: list[passes.Group], x: np.ndarray, small_rings: bool
 ) -> FixedProgram:
-    """Returns a program of integers, for the arguments of `calibrate`.
+    """Returns the program in integers. See `calibrate` for the arguments.
 
     Raises:
         ValueError: If an operation cannot be computed with integers.
@@ -185,9 +185,9 @@ class _Rewriting:
 def print_fixed(
     fixed: FixedProgram, prefix: str, about: Any, apart: bool = False
 ) -> tuple[Printer, Source]:
-    """Returns the printer and the source of a program of integers, and of its conversions.
+    """Returns the printer of an integer program, and its source, which also converts floats.
 
-    These are from and to floating point. `Printer` takes the other arguments.
+    See `Printer` for the other arguments.
     """
     program = fixed.program
     printer = Printer(program, fixed.groups, prefix, "int16_t", about, apart=apart)

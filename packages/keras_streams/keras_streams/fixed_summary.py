@@ -17,7 +17,10 @@ def layer_table(fixed: FixedProgram, about: Any, x: np.ndarray) -> list[str]:
     their range, the largest difference of its last result from floating point, as a share of the
     largest value, and the fractional bits of the result, the fewest and the most of its channels.
 
-    The program runs on x (steps, inputs), or tokens (steps,). `Printer` takes `about`.
+    Args:
+        fixed: The program.
+        about: See `Printer`.
+        x: Inputs (steps, inputs), or tokens (steps,).
     """
     printer, source = print_fixed(fixed, "model", about, apart=True)
     stream, steps = FixedStream(source), iter(x)

@@ -69,7 +69,8 @@ class StreamOptions:
     window: int | None = None
     ignore_masks: bool = False
     max_context: int | None = None
-    # Whether layers of others become the operations of their `call`, where symbolic tensors can.
+    # Whether layers that are not Keras' own are replaced by the operations of their `call`, if it
+    # can be traced with symbolic tensors.
     traced: bool = True
     joined: frozenset[int] = frozenset()  # outputs of calls that get each window as a whole
 

@@ -169,7 +169,7 @@ def _symbolic_backend():
     namespace, core = _Namespace(backend), _Namespace(backend.core)
     with (
         _ONE_AT_A_TIME,
-        # For all threads: a namespace tells symbolic tensors.
+        # For all threads: these recognize symbolic tensors themselves.
         patch(backend, "numpy", _Namespace(backend.numpy)),
         patch(backend, "nn", _Namespace(backend.nn)),
         patch(backend, "math", _Namespace(backend.math)),
