@@ -184,7 +184,7 @@ class TruncatedRNN(TrellisLayer):
     @property
     def truncation(self) -> int:
         """M: the number of inputs that an output depends on, the current one included."""
-        return self.depth - len(self.groups or ()) + 1
+        return self.depth - len(self.groups or [self.units]) + 1
 
     def call(
         self,

@@ -94,7 +94,7 @@ def test_unknown_models_and_options(name, options, message):
     ],
 )
 def test_wrong_values(option, value):
-    with pytest.raises(ValueError, match=f"{option}|Adam"):
+    with pytest.raises(ValueError, match=f"`{option}`|Unknown data set"):
         zoo.recipe("trellisnet_char", **{option: value})
 
 
