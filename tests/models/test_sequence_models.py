@@ -641,6 +641,15 @@ def test_targets_are_not_broadcast_to_the_outputs(units):
         evaluated(polyphonic(), np.zeros((4, 5, KEYS)), np.zeros((4, 5, *units)))
 
 
+@both_backends
+@pytest.mark.parametrize(("per_step", "shape"), [(False, (4, 5)), (True, (4, 3))])
+def test_weights_of_other_shapes(per_step, shape):
+    model, y = compiled(classifier(per_step=per_step)), np.zeros((4, 5) if per_step else 4, int)
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"`sample_weight` must have shape \(batch,\)"):
+            run(X, y, sample_weight=np.ones(shape), verbose=0)
+
+
 @pytest.mark.parametrize("per_step", [False, True])
 def test_one_hot_labels_of_a_generator(per_step):
     """On JAX, Keras computes the metrics first, whose error names the shapes."""

@@ -1,5 +1,6 @@
 """The base class of models that classify sequences and predict values or music."""
 
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -373,11 +374,18 @@ class SequenceModel(BackboneModel):
         shape = ops.shape(y_pred)[:-1]
         weight = ops.ones(shape, y_pred.dtype)
         if sample_weight is not None:
+            self._check_weights(sample_weight.shape, y_pred.shape)
             # By reshape: a per-step model also accepts one weight per row.
             ranked = (shape[0], -1) if self.per_step else (shape[0],)
             weight = weight * ops.reshape(ops.cast(sample_weight, weight.dtype), ranked)
         mask = resolve_mask(y_pred, None)
         return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+
+    def _check_weights(self, shape, outputs):
+        sizes = [1, outputs[1]] if self.per_step else [1]
+        if None not in (*shape[1:], *sizes) and math.prod(shape[1:]) not in sizes:
+            axes = f"(batch,) or (batch, {outputs[1]})" if self.per_step else "(batch,)"
+            raise ValueError(f"`sample_weight` must have shape {axes}. Received: shape {shape}")
 
     def _shaped_targets(self, y, y_pred):
         """Returns targets with the axes of the outputs."""
