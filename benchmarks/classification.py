@@ -175,4 +175,4 @@ def table_of(rows: list[dict[str, str]]) -> str:
     for title, averages, digits in (("mean", means.mean(), 1), ("mean rank", ranks.mean(), 2)):
         cells = [f"{value:.{digits}f}" for value in averages]
         lines.append([f"**{title}**, {len(means)} sets", *cells])
-    return table(["reported", *means], lines)
+    return table(["data set", *means], lines)

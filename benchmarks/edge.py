@@ -255,7 +255,7 @@ def keras_tcn(net):
 
 
 VARIANTS: dict[str, Callable] = {
-    "C by hand, `-ffast-math`": c_by_hand,
+    "Hand-written C, `-ffast-math`": c_by_hand,
     "C": generated_c,
     "WebAssembly in Node": web_assembly,
     "`export.native` from Python": native_from_python,
@@ -268,7 +268,7 @@ VARIANTS: dict[str, Callable] = {
 }
 # The programs and packages that a way needs; it is left out where one is missing.
 NEEDS = {
-    "C by hand, `-ffast-math`": ["cc"],
+    "Hand-written C, `-ffast-math`": ["cc"],
     "C": ["cc"],
     "WebAssembly in Node": ["node", "ziglang"],
     "LiteRT from Python": ["ai_edge_litert"],

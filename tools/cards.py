@@ -96,10 +96,10 @@ def _of_seeds(one):
     losses = sorted(seed["validation_loss"] for seed in one.run.seeds)
     rank = 1 + losses.index(one.results["validation_loss"])
     others = ", ".join(f"seed {s['seed']} {s['test']:.6g}" for s in one.results["other_seeds"])
-    stored = "Its weights are stored; it" if "weights_sha256" in one.results else "It"
+    stored = " Its weights are stored." if "weights_sha256" in one.results else ""
     return (
-        f"Test result of this seed {one.results['test']:.6g}, of the others: {others}. {stored} is "
-        f"number {rank} of {len(losses)} by validation loss."
+        f"Test result of this seed {one.results['test']:.6g}, of the others: {others}. This seed "
+        f"ranks {rank} of {len(losses)} by validation loss.{stored}"
     )
 
 

@@ -75,12 +75,13 @@ def summary(found):
     alone = sum(len(one.run.seeds) == 1 for one in better)
     level = f"{len(of['level'])} {'is' if len(of['level']) == 1 else 'are'}"
     text = (
-        f"Of the {len(published())} published values that a zoo model can be compared with, "
-        f"{len(trained)} were trained here, by the paper's recipe or a fast one. {len(better)} are "
-        f"better by a margin of 2 % or two standard errors, {fast} of them with the techniques of "
-        f"the fast recipes (AdamW, warm-up and cosine decay, augmentation, chrono initialization); "
-        f"{baselines} are recurrent baselines rather than the papers' own models, "
-        f"and {alone} {'rests' if alone == 1 else 'rest'} on one seed. "
+        f"A zoo model can be compared with {len(published())} published values. For "
+        f"{len(trained)} of them, a model was trained here, by the paper's recipe or a fast one. "
+        f"{len(better)} results are better by a margin of 2 % or two standard errors, {fast} of "
+        "them with the techniques of the fast recipes (AdamW, warm-up and cosine decay, "
+        "augmentation, chrono initialization). "
+        f"Of these {len(better)}, {baselines} are recurrent baselines rather than the papers' own "
+        f"models, and {alone} {'rests' if alone == 1 else 'rest'} on a single seed. "
         f"{level} level{f', {len(within)} within 5 %' if within else ''}. "
         f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from a "
         f"different text, and {len(of['at the floor'])}, like the paper's, hardly beat a constant "
@@ -99,7 +100,7 @@ def _behind(one):
 
 def _name(value):
     words = [f"{name}={given}" for name, given in value.options.items()]
-    return f"{value.model} ({', '.join(words)})" if words else value.model
+    return f"{value.model} ({','.join(words)})" if words else value.model
 
 
 def _short(size):

@@ -501,7 +501,7 @@ WRONG_DATA = [
     ((GOOD, GOOD), {"validation_data": (BAD, GOOD)}, OUTSIDE),
     ((GOOD, GOOD), {"sample_weight": np.ones((2, 3))}, r"\(batch,\), or that of y"),
     ((GOOD, GOOD[:, :4]), {"sample_weight": np.ones((2, 9))}, r"\(batch,\), or that of y"),
-    ((GOOD, GOOD[:, :0]), {}, "a target or more"),
+    ((GOOD, GOOD[:, :0]), {}, "at least one target"),
     ((GOOD * 1.0, GOOD), {}, "type float64"),
     ((GOOD[..., None], GOOD[..., None]), {}, r"must have axes \(batch, time\)"),
 ]

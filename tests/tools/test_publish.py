@@ -141,8 +141,8 @@ def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
     assert all(seed["backend"] == found["backend"] for seed in found["other_seeds"])
     assert found["test_runs"] == 3
     card = " ".join((tmp_path / "out" / "card.md").read_text().split())
-    assert "It is number 2 of 3 by validation loss" in card and "(3 seeds)" in card
-    assert "are stored;" not in card  # other data than the zoo's
+    assert "This seed ranks 2 of 3 by validation loss." in card and "(3 seeds)" in card
+    assert "Its weights are stored." not in card  # other data than the zoo's
 
 
 def test_further_seeds_join_a_zoo_run(seeds, tmp_path, monkeypatch, shipped):

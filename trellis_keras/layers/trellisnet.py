@@ -465,7 +465,7 @@ class TrellisLayer(StatefulLayer):
     def receptive_field(self) -> int:
         """Number of inputs, the current one included, that an output depends on.
 
-        It counts the states d steps back for every gated activation, also one that ignores them.
+        It counts the states d steps back for every gated activation, even one that ignores them.
         """
         groups = np.array(self.groups or [self.units])
         starts = np.array(self.group_starts or [1] * len(groups))

@@ -479,7 +479,7 @@ class LanguageModel(TextGenerator, BackboneModel):
             return
         self.loss_inputs(x, y)
         if 0 in y.shape:
-            raise ValueError(f"`y` must have a target or more. Received: shape {tuple(y.shape)}")
+            raise ValueError(f"`y` must have at least one target. Received: shape {tuple(y.shape)}")
         if sample_weight is not None:
             rows, *steps = np.shape(sample_weight) or [0]
             if rows != y.shape[0] or math.prod(steps) not in (1, y.shape[1]):

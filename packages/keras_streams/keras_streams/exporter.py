@@ -58,9 +58,9 @@ def export(
             a C file is the prefix of its functions.
         format: `"c"`, `"wasm"`, or with the TensorFlow backend `"litert"` or `"onnx"`. Defaults to
             `None`, the format of the file that `path` names.
-        quantization: `None`, or for C that uses only integers, with 8-bit weights and 16-bit
-            activations, `"int8"`; `"int8_rings"` also keeps the past inputs of convolutions in 8
-            bits. With `"int8"`, LiteRT stores matrices as 8-bit integers. Defaults to `None`.
+        quantization: `None`, or `"int8"` for C of integers only, with 8-bit weights and 16-bit
+            activations; `"int8_rings"` also keeps the past inputs of convolutions in 8 bits. With
+            `"int8"`, LiteRT stores matrices as 8-bit integers. Defaults to `None`.
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
             for tokens, used to choose the ranges of integers in C. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference of integers in C from Keras
@@ -131,7 +131,7 @@ def write_step(
     except Exception as error:  # whatever a converter raises
         raise ValueError(
             f"{stream.model.name} cannot be converted with format={format!r}. Replace the "
-            f"operation that raised it, or export C: {error_summary(error)}"
+            f"operation that raised this, or export C: {error_summary(error)}"
         ) from error
     converted = _litert_step(content) if format == "litert" else _onnx_step(content, step)
     differences = _differences(converted, step, stream)

@@ -85,18 +85,19 @@ def to_stream(
         window: Positive integer, the number of steps that the model was trained on. At each step
             the outputs are then those of the model for the last `window` steps; with strides, at
             each step that has an output. The model may end with a `Flatten` or any other layer that
-            joins all steps; the layers before it may not pad. Sums, means and maxima of a window
-            have a constant cost; other layers from the first that joins steps on are computed anew
-            for each window. Defaults to `None`: outputs without a time axis cover all steps so far.
+            joins all steps; the layers before it may not pad. The cost of sums, means and maxima of
+            a window grows with its logarithm; from the first other layer that joins steps on,
+            everything is recomputed for each window. Defaults to `None`: outputs without a time
+            axis cover all steps so far.
         ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
             the stream never gets padding. Defaults to `False`: they are errors.
-        max_context: Positive integer, the number of steps that causal attention keeps,
-            `MultiHeadAttention` called with `use_causal_mask=True`, and that embeddings of
+        max_context: Positive integer, the number of steps that causal attention
+            (`MultiHeadAttention` called with `use_causal_mask=True`) keeps, and that embeddings of
             positions have. Later outputs are NaN, unless the layers have a sliding window. Defaults
             to `None`: the length of the model's inputs.
         example: Arrays (batch, time, channels) with the structure of the model's inputs, on which
-            the stream is compared with the model, where random numbers have no outputs: for a
-            logarithm of counts, for instance. Defaults to `None`, random numbers.
+            the stream is compared with the model, for a model that has no finite outputs for random
+            numbers, such as one with a logarithm of counts. Defaults to `None`, random numbers.
 
     Returns:
         An object with `initial_cache`, `step`, `prefill`, and the attributes `delay`, `rate` and

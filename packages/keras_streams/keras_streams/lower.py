@@ -193,7 +193,7 @@ class _Lowering:
         if name in COMPOSITES:
             call = COMPOSITES[name]
             return self.inlined(lambda *a, **k: call(operation, *a, **k), node, args, kwargs)
-        raise NotImplementedError("State it in other operations of keras.ops.")
+        raise NotImplementedError("Use other operations of keras.ops.")
 
     def constant(self, value: np.ndarray) -> np.ndarray:
         return self.program.constant(value, self.scope)

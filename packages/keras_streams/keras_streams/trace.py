@@ -56,8 +56,8 @@ def trace(stream: Any, inputs: Any) -> Trace:
         except Exception as error:  # whatever code that needs numbers raises for symbolic tensors
             call = raising_call(error)
             raise ValueError(
-                f"{stream.model.name if call is None else call.place} cannot be exported. State it "
-                "in other operations of keras.ops. For symbolic tensors it raised "
+                f"{stream.model.name if call is None else call.place} cannot be exported. Use "
+                "other operations of keras.ops. For symbolic tensors it raised "
                 f"{error_summary(error)}"
             ) from error
     flat = keras.tree.flatten

@@ -163,7 +163,7 @@ def test_bad_input_is_named():
         model.adapt(sines(channels=2)[0], y)
     with pytest.raises(ValueError, match="x.*None.*Received: series of shapes .*40,"):
         model.adapt(x[..., 0], y)
-    with pytest.raises(ValueError, match="each with a value"):
+    with pytest.raises(ValueError, match=r"only NaN in series \[0\]"):
         model.adapt([np.full((40, 1), np.nan), *x[1:]], y)
 
 

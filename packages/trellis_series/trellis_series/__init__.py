@@ -1,4 +1,4 @@
-"""Forecasts and classes of time series, on data frames and as streams."""
+"""Forecasting and classification of time series, on data frames and as streams."""
 
 from trellis_series.files import read_csv
 from trellis_series.forecaster import Forecaster, windows

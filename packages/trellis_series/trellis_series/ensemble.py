@@ -76,8 +76,8 @@ class Ensemble(NamedTuple):
         kernels: Their weights, arrays (features, horizon).
         slopes: Array (covariates,), what covariates known in the future add.
         weights: Array (experts,).
-        errors, naive_errors: Arrays (origins, horizon): what the forecasts, and the seasonal naive
-            ones, missed at past origins.
+        errors, naive_errors: Arrays (origins, horizon): errors of the forecasts, and of the
+            seasonal naive ones, at past origins.
         origin_local: Array (origins,), the state's `local` there.
         independent: Float, the number of origins that share no targets.
         root_mean_square_change: Float, the root mean square change over `naive_season`.

@@ -56,11 +56,11 @@ class Forecasts:
             Strings and booleans are categories. Default to `()`.
         season: Positive integer, number of steps after which series repeat, or several. Defaults to
             `None`, the calendar's for `freq`, such as a day and a week for hours.
-        network: `"auto"`, a network where there is enough to learn from: series of 15,000
-            values, 100,000 in all, or 10,000 with covariates; a causal layer, as the backbone
-            of a `Forecaster`; the `trained_network` of other forecasts, which is not trained again;
-            or `None`. A network is used only if it reduces the error at past origins by more than
-            one standard error. Defaults to `"auto"`.
+        network: `"auto"`, a network where there is enough to learn from: 15,000 values in the
+            longest series or 100,000 in all (10,000 with covariates); a causal layer, as the
+            backbone of a `Forecaster`; the `trained_network` of other forecasts, which is not
+            trained again; or `None`. A network is used only if it reduces the error at past origins
+            by more than one standard error. Defaults to `"auto"`.
         id_col, time_col, target_col: Names of columns. Default to `"unique_id"`, `"ds"` and `"y"`.
         seed: Integer seed of the network. Defaults to `0`.
 
@@ -68,7 +68,7 @@ class Forecasts:
         trained_network: The network of the forecasts after `fit`, or `None`.
         backtest_network: The network of the last `cross_validation`, or `None`.
         beats_naive: Boolean, whether the command's backtest favored the forecasts over the seasonal
-            naive ones; `None` without one.
+            naive ones; `None` if there was no backtest.
 
     Example:
 
@@ -108,14 +108,14 @@ class Forecasts:
         for name in (id_col, time_col, target_col):
             if re.fullmatch("cutoff|(ours|naive)(-(lo|hi)-.*)?", str(name)):
                 raise ValueError(
-                    f"The forecasts have a column {name!r} of their own. Rename the table's."
+                    f"{name!r} is the name of a column of forecasts. Rename the table's."
                 )
         self.freq = freq
         self.season: list[int] | None = None
         if season is not None:
             given = np.atleast_1d(season).tolist()
             if not given:
-                raise ValueError("`season` must have a number of steps, or be None. Received: []")
+                raise ValueError("`season` must be positive integers, or None. Received: []")
             self.season = sorted({check_integer("season", each, 1) for each in given})
         if not (network is None or isinstance(network, keras.Layer) or network == "auto"):
             raise ValueError(

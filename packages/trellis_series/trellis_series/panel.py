@@ -119,12 +119,12 @@ def read_panel(
     times = parse_times(frame[columns.time], *encoding[columns.time])
     if kind is not None and times.dtype != kind:
         raise ValueError(
-            f"Times must be of the kind {kind}, as in the first table. Received: {times.dtype}"
+            f"Times must have the dtype {kind}, as in the first table. Received: {times.dtype}"
         )
     if freq is not None and isinstance(freq, str) == pd.api.types.is_integer_dtype(times):
         raise ValueError(
             "`freq` must be an integer if times are integers, and a string otherwise. Received: "
-            f"freq={freq!r}, times of the kind {times.dtype}"
+            f"freq={freq!r}, times of dtype {times.dtype}"
         )
     groups = columns.future, (*columns.past, *columns.static)
     channels = [encode(frame, group, encoding) for group in groups]
@@ -251,7 +251,7 @@ def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
             found[name] = sorted(map(str, values.unique()))
             if len(found[name]) > _MOST_CATEGORIES:
                 raise ValueError(
-                    f"A column of names may have at most {_MOST_CATEGORIES} different ones. "
+                    f"A categorical covariate may have at most {_MOST_CATEGORIES} categories. "
                     f"Received: {len(found[name])} in {name!r}"
                 )
     return found

@@ -52,7 +52,7 @@ class RocketClassifier(SequenceClassifier):
     Args:
         window: Positive integer, number of steps of the longest series.
         channels: Positive integer, number of channels.
-        num_classes: Positive integer, number of classes.
+        num_classes: Integer of at least 2, number of classes.
         features: Positive integer, number of features, rounded down to a multiple of 84 for each
             dilation. Defaults to `3360`.
         activation, class_names: As in `SequenceClassifier`.
@@ -129,8 +129,12 @@ class RocketClassifier(SequenceClassifier):
                 f"channel. Received: series of shapes {shapes[:5]}"
             )
         series = [_without_padding(each) for each in given]
-        if not all(map(len, series)):
-            raise ValueError("`inputs` must be series each with a value. Received: only NaN in one")
+        empty = [n for n, each in enumerate(series) if not len(each)]
+        if empty:
+            raise ValueError(
+                "Each series in `inputs` must have at least one value. Received: only NaN in "
+                f"series {empty[:5]}"
+            )
         labels = np.asarray(self._encode_targets(np.asarray(labels)))
         if labels.shape != (len(series),):
             raise ValueError(
@@ -138,7 +142,9 @@ class RocketClassifier(SequenceClassifier):
             )
         self._check_targets(labels)
         if len(np.unique(labels)) < 2:
-            raise ValueError("`labels` must have at least two classes. Received: one class")
+            raise ValueError(
+                f"`labels` must have at least two classes. Received: only class {labels[0]}"
+            )
         super().adapt(series)
         self._set_thresholds(series)
         normalization = self.backbone.get_layer("normalization")

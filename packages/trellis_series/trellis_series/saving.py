@@ -94,7 +94,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Any], dict[Any, Ensemble], 
         leaves = _stored_leaves(**read_npz(path / _ARRAYS))
         last = pd.Index(pd.Series(about["last"]).astype(about["kind"]))
         if last.dtype.kind not in "iMm" and not isinstance(last, pd.PeriodIndex):
-            raise ValueError(f"its times are of the kind {last.dtype}")
+            raise ValueError(f"its times have the dtype {last.dtype}")
         models = {}
         for name, time in zip(about["names"], last, strict=True):
             model = models[name] = _restored(Ensemble, leaves)._replace(last=time)

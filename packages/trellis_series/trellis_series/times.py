@@ -203,8 +203,8 @@ def infer_freq(times: pd.Index) -> str | int:
         return to_offset(pd.Timedelta(step)).freqstr if is_duration else step
     if len(times) < 3:
         raise ValueError(
-            f"Three times or more show a frequency. Received: {len(times)}. Pass `freq`, such as "
-            "freq='D'."
+            "Inferring the frequency takes at least three times. Received: "
+            f"{len(times)}. Pass `freq`, such as freq='D'."
         )
     # Clocks change, but days are days, and hours are hours.
     is_daily = np.median(np.diff(times.as_unit("ns").asi8)) >= 20 * 3_600e9

@@ -96,7 +96,7 @@ LAMBADA_PASSAGES = (4_869, 5_153)
 _PTB_TERMS: dict[str, Any] = {
     "citation": "Penn Treebank (Marcus et al. 1993) in Mikolov's preparation (2010)",
     "license": "Wall Street Journal text, licensed by the LDC (Treebank-3) for research; may not "
-    "be passed on",
+    "be redistributed",
 }
 _WIKITEXT_TERMS: dict[str, Any] = {
     "citation": "Wikipedia articles (Merity et al. 2016)",
