@@ -46,7 +46,7 @@ def publish(
         typer.Argument(help="Runs, or zoo runs, that differ only in their seeds."),
     ],
     folder: Annotated[
-        pathlib.Path | None, typer.Option(help="Output. Default: the model's in the zoo.")
+        pathlib.Path | None, typer.Option(help="Output. Default: the zoo run's, or the model's.")
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies of the data.")
@@ -76,8 +76,10 @@ def publish(
         for path in paths
     ]
     _check_same(paths, recipes)
-    folder = pathlib.Path(folder).expanduser() if folder else zoo_folder(recipes[0])
     fresh = [path for path in paths if not is_zoo_run(path)]
+    if folder is None:
+        folder = next(filter(is_zoo_run, paths), None) or zoo_folder(recipes[0])
+    folder = pathlib.Path(folder).expanduser()
     with contextlib.ExitStack() as locks:
         for path in fresh:
             locks.enter_context(folder_lock(path))

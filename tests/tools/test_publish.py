@@ -148,7 +148,7 @@ def test_the_seed_with_the_median_validation_loss_is_published(seeds, tmp_path):
 def test_further_seeds_join_a_zoo_run(seeds, tmp_path, monkeypatch, shipped):
     folder = tmp_path / "tcn_adding" / "T=8"
     alone = publish([seeds[2]], folder, note="Kept.")
-    found = publish([*seeds[:2], folder], folder)
+    found = publish([*seeds[:2], folder])
     assert found["validation_loss"] == pytest.approx(validation_loss(seeds[1]))
     assert (found["note"], found["test_runs"], found["replaced"]) == ("Kept.", 3, [])
     assert alone["test"] in [seed["test"] for seed in (found, *found["other_seeds"])]
