@@ -200,7 +200,18 @@ def arithmetic(x):
     return layers.Multiply()([y, layers.Rescaling(2.0)(y), 1.5 * y])[:, ::3]
 
 
-GRAPHS = {f.__name__: f for f in (residual, spotter, padded, arithmetic)}
+def two_variables(x):
+    """A product whose two floats are a quarter of the work array, of which gcc may warn."""
+    pairs = layers.Reshape((-1, 3, 2))(layers.Concatenate()([x, x[..., ::-1]]))
+    return layers.Dense(4)(ops.matmul(ops.expand_dims(x, 2), pairs)[:, :, 0])
+
+
+def counts(x):
+    """Products of integers with floats."""
+    return layers.LSTM(2, return_sequences=True)(ops.cast(x > 0, "int32"))
+
+
+GRAPHS = {f.__name__: f for f in (residual, spotter, padded, arithmetic, two_variables, counts)}
 
 
 def graph(name):

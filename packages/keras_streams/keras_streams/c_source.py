@@ -317,7 +317,7 @@ class Printer:
         """Adds sums of products of two variables."""
         y, n, kind = self.pointer(op.buffer), op.size, TYPES[op.buffer.dtype]
         name = self.use("add_products", kind)
-        self.add_statement(f"memset({y}, 0, {n} * sizeof({kind}));", op)
+        self.add_statement(f"memset(&({y})[0], 0, {n} * sizeof({kind}));", op)
         factors = [op.args]
         if any(as_grid(self.program, cells) is None for cells in op.args):
             factors = [[row[None] for row in rows] for rows in zip(*op.args, strict=True)]

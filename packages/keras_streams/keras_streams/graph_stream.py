@@ -161,8 +161,7 @@ def _count(name, value):
 
 def _proven(model, options, example):
     while True:
-        stream = GraphStream(model, options)
-        stream.example = example
+        stream = GraphStream(model, options, example)
         try:
             stream.proof = prove(stream, example)
             return stream
@@ -177,11 +176,16 @@ class GraphStream(StreamingMixin):
     """A model's graph as a stream, the result of `to_stream`."""
 
     built = True
-    proof: Proof | None = None
-    example: Any = None
 
-    def __init__(self, model: keras.Layer, options: StreamOptions):
+    def __init__(
+        self,
+        model: keras.Layer,
+        options: StreamOptions,
+        example: Any = None,
+        proof: Proof | None = None,
+    ):
         self.model, self.name, self.options = model, model.name, options
+        self.example, self.proof = example, proof
         self.compute_dtype, self.variables = model.compute_dtype, model.variables
         self.graph = Graph(model, options)
         self.inputs = self.graph.inputs  # a structure of symbolic tensors
@@ -210,6 +214,9 @@ class GraphStream(StreamingMixin):
                 f"for the first {steps} steps it raised {error_summary(error)}"
             ) from error
         self._shapes = keras.tree.map_structure(lambda leaf: [None, *leaf.shape[1:]], cache)
+
+    def __reduce__(self):
+        return type(self), (self.model, self.options, self.example, self.proof)
 
     def plan_for(self, length: int | None) -> "Plan":
         """Returns the plan for a number of steps, `None` if it is unknown."""

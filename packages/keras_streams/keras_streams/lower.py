@@ -180,7 +180,12 @@ class _Lowering:
             if "float" not in dtype:
                 raise NotImplementedError("It takes floats only: cast its operands.")
             subscripts = _PRODUCTS[name](operation, *(len(_shape(v)) for v in args[:2]))
-            return self.contracted(subscripts, args[0], args[1], dtype)
+            pairs = zip(args[:2], node.arguments.args, strict=False)
+            x, y = (
+                Cells(self.cast(v.at, given.dtype, dtype)) if isinstance(v, Cells) else v
+                for v, given in pairs
+            )
+            return self.contracted(subscripts, x, y, dtype)
         name = _ALIASES.get(name, name)
         if name == "Round" and operation.decimals:
             raise NotImplementedError("It rounds to whole numbers only: use decimals=0.")

@@ -186,8 +186,8 @@ class Pointwise(Part):
 
     keeps_windows = True
     difference = (
-        "its output at one step depends on other steps. Use a layer that treats each step "
-        'separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
+        "its output at one step depends on other steps, or on its number. Use a layer that treats "
+        'each step equally and separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
         "keras.layers.LSTM, keras.layers.MultiHeadAttention called with use_causal_mask=True, or "
         f"one that follows keras_streams.StreamingMixin. {OR_WINDOW}"
     )
@@ -253,7 +253,8 @@ def _time_axis(call, signals, n):
         raise call.refusal(
             f"its output of shape {tuple(shape)} depends on other steps: it has another time axis "
             "than its input, or none. To pool all steps, use keras.layers.GlobalAveragePooling1D "
-            f"or GlobalMaxPooling1D. {OR_WINDOW}"
+            "or GlobalMaxPooling1D, and to add them up ops.cumsum(x, axis=1)[:, -1]. "
+            f"{OR_WINDOW}"
         )
     if len(found) == 1:
         return found[0]

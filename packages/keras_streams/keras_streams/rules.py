@@ -295,7 +295,7 @@ def _reduced(call, signal, options):
     kind = next((k for k in type(operation).__mro__ if k in _REDUCTIONS), None)
     if kind is not None and isinstance(operation, keras.Layer) and len(call.given) > 1:
         raise call.refusal(_INPUTS_ONLY)
-    if kind is None or len(call.given) > 1 or not keras.backend.is_float_dtype(signal.dtype):
+    if kind is None or len(call.given) > 1:
         return None
     rank = 2 + len(signal.shape)
     is_last = getattr(operation, "data_format", "channels_last") == "channels_last"
@@ -307,8 +307,11 @@ def _reduced(call, signal, options):
     of_sample, of_two = _REDUCTIONS[kind]
     running = {ops.mean: RunningMean, ops.max: RunningMax}.get(of_sample)
     is_window = options.window is not None
-    if signal.block > 1 if is_window else running is None:
+    is_float = keras.backend.is_float_dtype(signal.dtype)
+    if signal.block > 1 or not is_float if is_window else running is None:
         return None
+    if not is_float:
+        raise call.refusal("it reduces integers over time: cast them to floats.")
     others = tuple(a + (a < signal.axis) for a in axes - {signal.axis})
 
     def values(x):
@@ -768,7 +771,12 @@ def _slice(call, signal):
     if signal.in_window and stride > 0:
         start, stop, stride = time.indices(signal.length)
     is_early = stop is not None and stop >= 0 and stop != signal.length and not signal.in_window
-    if start < 0 or stride < 1 or is_early:
+    if is_early:
+        raise call.refusal(
+            "it takes the first steps only, which a stream does not keep. Use a stop of None. "
+            f"Received: {start}:{stop}:{stride}"
+        )
+    if start < 0 or stride < 1:
         raise call.refusal(
             "its slice of the time axis depends on where the sequence ends. Use a start from the "
             f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
