@@ -187,9 +187,10 @@ class Pointwise(Part):
     keeps_windows = True
     difference = (
         "its output at one step depends on other steps, or on its number. Use a layer that treats "
-        'each step equally and separately, or a causal one such as keras.layers.Conv1D(padding="causal"), '
-        "keras.layers.LSTM, keras.layers.MultiHeadAttention called with use_causal_mask=True, or "
-        f"one that follows keras_streams.StreamingMixin. {OR_WINDOW}"
+        "each step equally and separately, or a causal one such as "
+        'keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, keras.layers.MultiHeadAttention '
+        "called with use_causal_mask=True, or one that follows keras_streams.StreamingMixin. "
+        f"{OR_WINDOW}"
     )
 
     def __init__(self, call: Call, signals: list[Signal]):
