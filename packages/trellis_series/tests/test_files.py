@@ -72,6 +72,13 @@ def test_a_group_of_thousands_is_not_a_decimal_comma(read):
     assert read(beside)["load"].tolist() == [1.234, 1.987, 1.001]
 
 
+def test_a_decimal_sign_is_found_in_later_lines(read):
+    rows = [f"{day};{load}" for day, load in enumerate(["900"] * 300 + ["1.644"])]
+    assert read("\n".join(["d;y", *rows]))["y"].iloc[-1] == 1644
+    rows = [f"{day};{load}" for day, load in enumerate(["0"] * 300 + ["0,250"])]
+    assert read("\n".join(["d;y", *rows]))["y"].iloc[-1] == 0.25
+
+
 @pytest.mark.parametrize("sep", [";", "\t"])
 def test_a_group_of_thousands_is_not_a_decimal_point(read, sep):
     text = f"d{sep}load\n01.01.2024{sep}1.204\n02.01.2024{sep}987\n03.01.2024{sep}1.012\n"

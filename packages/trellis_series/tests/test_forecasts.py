@@ -117,6 +117,14 @@ def test_covariates_known_in_the_future_are_read():
     assert len(forecasts.cross_validation(data, 2)) == 48
 
 
+def test_a_missing_category_is_none_of_the_others():
+    holiday = np.where(np.arange(424) % 7 == 3, "closed", None)
+    data = table(100 + DAY[:424] - 20 * (holiday == "closed")).assign(holiday=holiday)
+    forecasts = Forecasts(24, future=["holiday"], network=None).fit(data[:400])
+    found = forecasts.predict(X_df=data[400:].drop(columns="y"))
+    np.testing.assert_allclose(found["ours"], data["y"][400:], atol=1)
+
+
 def test_series_too_short_for_a_season_or_for_windows_are_counted():
     data = pd.concat([table(DAY[:n]).assign(unique_id=f"{n}") for n in (30, 100)])
     forecasts = Forecasts(6, season=24, network=None)
@@ -166,9 +174,30 @@ def test_update_equals_reading_everything():
     pd.testing.assert_frame_equal(updated.predict(X_df=data[400:], naive=True), expected)
 
 
+def test_updates_of_single_rows_keep_the_last_covariates():
+    data = noisy(310).assign(load=RNG.normal(size=310))
+    data.loc[304:, "load"] = np.nan
+    forecasts = Forecasts(12, season=12, past=["load"], network=None).fit(data[:300])
+    expected = copy.deepcopy(forecasts).update(data[300:]).predict()
+    for row in range(300, 310):
+        forecasts.update(data[row : row + 1])
+    pd.testing.assert_frame_equal(forecasts.predict(), expected)
+
+
+def test_an_integer_index_is_the_time_of_a_series():
+    y = pd.Series(DAY[:400])
+    forecasts = Forecasts(6, season=24, network=None).fit(y[:300])
+    assert forecasts.predict(y[300:])["ds"].iloc[0] == 400
+    found = forecasts.update(y[300:]).predict()
+    assert found["ds"].iloc[0] == 400
+    np.testing.assert_allclose(found["ours"], DAY[400:406], atol=0.05)
+
+
 def test_update_without_values_changes_nothing(fitted, panel):
     expected, empty = fitted.predict(), panel[-5:].assign(y=np.nan)
-    pd.testing.assert_frame_equal(fitted.update(empty).predict(), expected)
+    for read in (empty, panel[-5:]):
+        with pytest.warns(UserWarning, match="No value of the table is later"):
+            pd.testing.assert_frame_equal(fitted.update(read).predict(), expected)
     with pytest.raises(ValueError, match="'.' has no values"):
         fitted.predict(pd.concat([panel, empty.assign(unique_id="z")]))
 
@@ -320,6 +349,7 @@ def test_damaged_files_are_named(fitted, tmp_path, name):
         {"season": []},
         {"levels": None},
         {"network": "tcn"},
+        *({"freq": freq} for freq in (0, -1, 1.5, "0h", "-1h", "hourly")),
         {"past": "temperature"},
     ],
 )

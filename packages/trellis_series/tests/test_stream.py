@@ -83,6 +83,10 @@ def test_streams_that_cannot_start_are_refused():
         forecasts.stream("night")
     with pytest.raises(ValueError, match="'x'"):
         Forecasts(6, past=["x"]).fit(table).stream()
+    stream = Forecasts(6, season=24).fit(table[["ds", "y"]]).stream()
+    for shape, rows in (((1, 2), 1), ((1,), 1), ((1, 1), 3)):
+        with pytest.raises(ValueError, match=rf"`x` must have shape \({rows}, 1\)"):
+            stream.step(np.zeros(shape), stream.initial_cache(rows))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="Other backends have float64")

@@ -58,13 +58,13 @@ def read_csv(
             raise ValueError(f"{path}, line {number}: more than {_MOST_LINE:,} characters.")
         if line.count('"') % 2:
             raise ValueError(f"{path}, line {number}: a quote does not end on its line.")
-    sample = [line for line in lines[:_SAMPLE] if line.strip()]
-    if not sample:
+    lines = [line for line in lines if line.strip()]
+    if not lines:
         raise ValueError(f"{path} is empty.")
-    sep = options.setdefault("sep", _separator(sample))
+    sep = options.setdefault("sep", _separator(lines[:_SAMPLE]))
     if "decimal" not in options:
         signs = {".": ",", ",": "."}
-        options["decimal"] = signs.get(options.get("thousands", "")) or _decimal(sample, sep)
+        options["decimal"] = signs.get(options.get("thousands", "")) or _decimal(lines, sep)
     decimal = options["decimal"]
     with warnings.catch_warnings():
         # Without this, pandas drops what is beyond the columns of the first line.
@@ -133,12 +133,25 @@ def _separator(sample):
     return best if best in sample[0] else ","
 
 
-def _decimal(sample, separator):
+def _columns(lines, separator):
+    rows = [[field.strip().strip('"') for field in line.split(separator)] for line in lines]
+    return list(itertools.zip_longest(*rows, fillvalue=""))
+
+
+def _has_clear_decimals(field):
+    """Returns whether a number has decimals which cannot be groups of thousands."""
+    if _DECIMAL_COMMA.fullmatch(field):
+        return not _THOUSANDS.fullmatch(field)
+    return bool(_POINT.fullmatch(field)) and not _POINT_THOUSANDS.fullmatch(field)
+
+
+def _decimal(lines, separator):
     """Returns the decimal sign, or raises ValueError if 1,234 or 1.234 may be either number."""
     if separator == ",":
         return "."
-    rows = [[field.strip().strip('"') for field in line.split(separator)] for line in sample]
-    columns = list(itertools.zip_longest(*rows, fillvalue=""))
+    columns = _columns(lines[:_SAMPLE], separator)
+    if not any(_has_clear_decimals(field) for _, *column in columns for field in column):
+        columns = _columns(lines, separator)
     unclear = []
     for name, *column in columns:
         found = [field for field in column if _DECIMAL_COMMA.fullmatch(field)]

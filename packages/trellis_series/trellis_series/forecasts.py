@@ -29,7 +29,7 @@ from trellis_series.panel import (
     to_frame,
 )
 from trellis_series.stream import ForecastStream, export
-from trellis_series.times import parse_times, time_grid, time_range
+from trellis_series.times import check_freq, parse_times, time_grid, time_range
 
 
 class Forecasts:
@@ -43,7 +43,8 @@ class Forecasts:
     Tables are long data frames, a row for each series and time, in any order; without the column of
     series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
     a table of one series. Missing rows are added, and a warning says how many; missing values are
-    NaN. A missing covariate is the last known one of the table, or before that the mean. Methods
+    NaN. A missing number of a covariate is the last known one, or before that the mean; a missing
+    category is none of the others. Methods
     raise `ValueError` for other tables.
 
     Args:
@@ -110,6 +111,8 @@ class Forecasts:
                 raise ValueError(
                     f"{name!r} is the name of a column of forecasts. Rename the table's."
                 )
+        if freq is not None:
+            check_freq(freq)
         self.freq = freq
         self.season: list[int] | None = None
         if season is not None:
@@ -254,10 +257,11 @@ class Forecasts:
             raise ValueError("Call `fit` first.")
         return self.models
 
-    def _read(self, df, skip=False):
+    def _read(self, df, **options):
         frame = to_frame(df, self.columns)
         kind = pd.Index([model.last for model in self._fitted().values()]).dtype
-        return read_panel(frame, self.columns, self.fitted_freq, self.encoding, kind, skip)[0]
+        options |= {"encoding": self.encoding, "kind": kind}
+        return read_panel(frame, self.columns, self.fitted_freq, **options)[0]
 
     def _ahead(self, X_df, times):
         """Returns the covariates of the steps to forecast by series."""
@@ -312,12 +316,22 @@ class Forecasts:
 
         Rows that were read before are ignored. A series that was not fitted is fitted.
         """
-        for series in self._read(df, skip=True):
+        before = {
+            name: (model.state.future[-1], model.state.past[-1])
+            for name, model in self._fitted().items()
+        }
+        is_old = True
+        for series in self._read(df, skip=True, before=before):
             model = self.models.get(series.name)
             if model is not None and series.times[-1] <= model.last:
                 continue
             following = self._started if model is None else self._after
             self.models[series.name] = following(series, model)
+            is_old = False
+        if is_old:
+            warnings.warn(
+                "No value of the table is later than those that were read before.", stacklevel=2
+            )
         return self
 
     def _after(self, series, model):

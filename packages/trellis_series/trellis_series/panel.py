@@ -60,8 +60,8 @@ class History:
 def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
     """Returns a table as a data frame with the columns of a time and of a series.
 
-    A time index stands for the column of times, and a series without one for equal steps. A table
-    without the column of names has one series.
+    A time index stands for the column of times, as does the integer index of a series; others are
+    equal steps. A table without the column of names has one series.
     """
     if hasattr(data, "to_pandas"):
         data = data.to_pandas()
@@ -70,7 +70,8 @@ def to_frame(data: Any, columns: Columns) -> pd.DataFrame:
             raise ValueError(f"Values must be a table or a series. Received: {data!r}")
         data = pd.Series(data).to_frame(columns.target)
         if data.index.nlevels == 1 and not isinstance(data.index, _TIME_INDEXES):
-            data = data.reset_index(drop=True).rename_axis(columns.time)
+            is_time = pd.api.types.is_integer_dtype(data.index)
+            data = (data if is_time else data.reset_index(drop=True)).rename_axis(columns.time)
     if columns.time not in data.columns and isinstance(data.index, _TIME_INDEXES):
         data = data.rename_axis(columns.time)
     if {columns.time, columns.id} & set(data.index.names) - set(data.columns):
@@ -87,6 +88,7 @@ def read_panel(
     encoding: dict[str, list] | None = None,
     kind: Any = None,
     skip: bool = False,
+    before: dict[Any, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> tuple[list[History], str | int, dict[str, list]]:
     """Returns the series of a table, with missing rows filled, the frequency and the encoding.
 
@@ -99,6 +101,7 @@ def read_panel(
             Defaults to `None`, found in the table.
         kind: The dtype that times must have. Defaults to `None`, any.
         skip: Boolean, whether to leave out series without values. Defaults to `False`, an error.
+        before: The last known covariates of series before the table. Defaults to `None`, the means.
     """
     check_columns([columns.id, columns.time, columns.target, *columns.covariates], frame.columns)
     if frame.empty:
@@ -151,7 +154,12 @@ def read_panel(
         part = part.reindex(steps)
         # Missing covariates are the last known ones, or the mean.
         y, *others = np.split(part.to_numpy(), [1, split], axis=1)
-        future, past = (pd.DataFrame(each).ffill().fillna(0.0).to_numpy() for each in others)
+        filled = (pd.DataFrame(each).ffill().to_numpy() for each in others)
+        starts = (before or {}).get(name, (0.0, 0.0))
+        future, past = (
+            np.where(np.isnan(each), start, each)
+            for each, start in zip(filled, starts, strict=True)
+        )
         found.append(History(name, steps, y[:, 0], future, past))
     # A long outage is one gap; with a wrong frequency, gaps follow most rows.
     if missing > len(frame) and 2 * gaps > len(frame):
@@ -269,7 +277,7 @@ def known_scales(
 
 
 def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list]) -> np.ndarray:
-    """Returns channels (rows, channels), standardized numbers and indicators, NaN where missing."""
+    """Returns channels (rows, channels): standardized numbers, NaN where missing, and indicators."""
     parts = [np.zeros((len(frame), 0))]
     for name in names:
         about = encoding[name]
@@ -283,8 +291,7 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
                     f"The column {name!r} must have the categories of the fit, "
                     f"{', '.join(about)}. Received: {unknown[0]!r}"
                 )
-            is_kind = np.stack([texts == kind for kind in about], axis=1)
-            parts.append(np.where(texts.isna().to_numpy()[:, None], np.nan, is_kind))
+            parts.append(np.stack([texts == kind for kind in about], axis=1).astype(float))
     return np.concatenate(parts, axis=1)
 
 

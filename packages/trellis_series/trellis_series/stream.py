@@ -12,6 +12,7 @@ from keras import ops
 from keras_streams import StreamingMixin
 from keras_streams.c_export import write_c
 from keras_streams.exported_stream import ExportedStream
+from keras_streams.protocol import check_shape
 from trellis_keras.files import atomic_folder
 from trellis_keras.types import Cache, Tensor
 from trellis_series import smoothing
@@ -90,10 +91,12 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
             Tensor (batch, horizon, 1 + 2 levels): the forecast, and the lower and upper end of each
             band; and the new cache.
         """
+        x = ops.cast(x, self.compute_dtype)
+        check_shape("x", x, (cache["values"].shape[0], 1))
         model, net = self.model, None
         filters = tuple(smoothing.FilterState(*each) for each in cache["filters"])
         state = State(cache["values"], cache["local"], filters)
-        state = model.observe(state, ops.cast(x, self.compute_dtype), xp=ops)
+        state = model.observe(state, x, xp=ops)
         if self.network is not None:
             net = forecast(self.network, state.values[:, -self.network.linear_window :])
         mean = model.outlook(state, net=net, xp=ops)

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
+from trellis_keras.layers.checks import is_integer
+
 _DAY = pd.Timedelta(days=1)
 _AMBIGUOUS = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}")  # a day and a month, in some order
 _PERIOD = re.compile(r"\d{4}[- ]?[Qq][1-4]|\d{4}-\d\d-\d\d/\d{4}-\d\d-\d\d")  # quarter or week
@@ -168,6 +170,19 @@ def _wall(times):
     return local.where(~is_later, before)
 
 
+def check_freq(freq: Any) -> None:
+    """Raises ValueError unless a frequency is a positive integer or of pandas."""
+    steps = freq if is_integer(freq) else 0
+    if isinstance(freq, str):
+        with contextlib.suppress(ValueError):
+            steps = to_offset(freq).n
+    if steps < 1:
+        raise ValueError(
+            "`freq` must be a frequency of pandas, such as 'h', '15min' or 'ME', or a positive "
+            f"integer. Received: freq={freq!r}"
+        )
+
+
 def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
     """Returns all times from the first to the last of a table's sorted times."""
     first, last = times[0], times[-1]
@@ -180,10 +195,10 @@ def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
     grid = time_range(freq, first, last)
     wrong = times[grid.get_indexer(times) < 0]
     if len(wrong):
-        raise ValueError(
-            f"In steps of {freq!r} from {first}, {wrong[0]} is between two steps. Pass another "
-            "`freq` (--freq), or aggregate the table."
-        )
+        place = f"In steps of {freq!r} from {first}, {wrong[0]} is between two steps"
+        if wrong[0] == first:
+            place = f"{first} is not a time of the frequency {freq!r}"
+        raise ValueError(f"{place}. Pass another `freq` (--freq), or aggregate the table.")
     return grid
 
 
