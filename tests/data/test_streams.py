@@ -113,6 +113,12 @@ def test_batches_of_a_memory_map_read_only_their_part(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_tokens_that_int32_cannot_hold():
+    stream = TokenStream(np.array([1, 2**32 + 5, 3, 4]), 1, 3)
+    with pytest.raises(ValueError, match="smaller than 2.*31. Received: 4294967301"):
+        stream[0]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -74,6 +74,8 @@ def test_bytes_need_a_byte_vocabulary(unit):
         Vocabulary(["<eos>"] if unit == "word" else "abc", unit).encode(b"abc")
     with pytest.raises(ValueError, match="`text`.*bytes"):
         Vocabulary.from_text(b"abc", unit)
+    with pytest.raises(ValueError, match="`text` must be a string or bytes. Received: a bytearray"):
+        Vocabulary.from_text(bytearray(b"abc"), unit)
 
 
 def test_long_texts_are_encoded_piece_by_piece(monkeypatch):

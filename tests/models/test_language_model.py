@@ -452,6 +452,8 @@ def inside(layer):
 
 
 WRONG_MODELS = [
+    (lambda: LanguageModel(V, 6, None), "`backbone` must be a layer"),
+    (lambda: LanguageModel(V, 6, trellis(), activation_reg=-1.0), "activation_reg=-1.0"),
     (lambda: LanguageModel(V, 6, trellis(), aux_weight=0.1), "return_aux"),
     (lambda: LanguageModel(V, 6, trellis(return_state=True)), "return_state"),
     (lambda: LanguageModel(V, 6, keras.layers.LSTM(6)), "return_sequences"),
@@ -502,6 +504,7 @@ WRONG_DATA = [
     ((GOOD, GOOD), {"sample_weight": np.ones((2, 3))}, r"\(batch,\), or that of y"),
     ((GOOD, GOOD[:, :4]), {"sample_weight": np.ones((2, 9))}, r"\(batch,\), or that of y"),
     ((GOOD, GOOD[:, :0]), {}, "at least one target"),
+    ((GOOD, GOOD.tolist()), {}, "`y` must be an array"),
     ((GOOD * 1.0, GOOD), {}, "type float64"),
     ((GOOD[..., None], GOOD[..., None]), {}, r"must have axes \(batch, time\)"),
 ]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_streams import compiled_step
 from tests.support.generation import make, random_tokens, recurrent, small, without_x64
@@ -59,7 +60,9 @@ def test_equals_the_plain_formulation(case):
     np.testing.assert_allclose(log_p, expected[:, 5], **close)
     log_p, _ = neural.prefill(tokens[:, 6:], cache)
     np.testing.assert_allclose(log_p, expected[:, -1], **close)
-    np.testing.assert_allclose(neural.text_loss(tokens), losses, **close)
+    for dtype in ("int32", "int64"):
+        found = neural.text_loss(ops.convert_to_tensor(tokens, dtype))
+        np.testing.assert_allclose(found, losses, **close)
     np.testing.assert_allclose(neural.token_losses(tokens), losses, **close)
     assert neural.evaluate(tokens[1])["loss"] == pytest.approx(losses[1].mean(), rel=1e-4)
 

@@ -379,6 +379,7 @@ def test_steps_after_the_last_value_are_padding(tmp_path):
     plain.compile("sgd", jit_compile=False)
     plain.fit(np.where(np.arange(9)[:, None] < 6, 1.0, padded), np.zeros(2, int), verbose=0)
     assert all(np.all(np.isfinite(weight)) for weight in plain.get_weights())
+    plain.fit(np.ones((2, 9, 3), "int64"), np.zeros(2, int), verbose=0)
     with pytest.raises(ValueError, match="`embedding` needs nan_padding=False"):
         classifier(embedding=keras.layers.Embedding(5, 2), nan_padding=True)
 
@@ -460,7 +461,11 @@ def test_outputs_are_nan_until_the_inputs_are_adapted():
     ):
         with pytest.raises(ValueError, match="adapt"):
             run(x)
+    with pytest.raises(ValueError, match="an array, or a list of arrays"):
+        model.adapt([[1.0, 2.0], [3.0, 4.0]])
     model.adapt(array for array in x)
+    with pytest.raises(ValueError, match="`data` must have"):
+        model.adapt(np.concatenate([x, x], axis=-1))
     np.testing.assert_allclose(model.input_normalization.scale, x.std(axis=(0, 1)), rtol=1e-5)
     assert np.isfinite(model.predict(x, verbose=0)).all()
 
@@ -546,6 +551,12 @@ WRONG_MODELS = [
         "return_aux",
     ),
     (lambda: SequenceClassifier(stateful_inside(), 2), "stateful"),
+    (lambda: SequenceClassifier(TCN, 2), "`backbone` must be a layer"),
+    *(
+        (lambda loss=loss: classifier().compile("sgd", loss), "are logits")
+        for loss in ("kl_divergence", "poisson", keras.losses.dice, keras.losses.Tversky())
+    ),
+    (lambda: classifier().compile("sgd", metrics=["kl_divergence"]), "are logits"),
     (lambda: SequenceClassifier(lstm(False), 1), "num_classes"),
     (lambda: SequenceRegressor(lstm(False), 0), "units"),
     (lambda: SequenceRegressor(lstm(False), activation=ops.tanh), "activation"),

@@ -36,8 +36,9 @@ class TokenStream(keras.utils.PyDataset):
     the targets at the end of the text.
 
     There are two ways to provide context (TrellisNet paper, appendix B). Either segments
-    overlap, and the first `context_length` positions are read but not scored. Or segments do not
-    overlap (`context_length=0`) and a stateful model carries its state from batch to batch.
+    overlap, and the first `context_length` positions are read but not scored; those before the
+    start of the text are 0. Or segments do not overlap (`context_length=0`) and a stateful model
+    carries its state from batch to batch.
 
     All batches have the same shape, so XLA compiles once. A batch reads only its own tokens, so
     `tokens` may be memory-mapped. Batches must stay in order: `LanguageModel.fit` preserves it;
@@ -127,9 +128,9 @@ class TokenStream(keras.utils.PyDataset):
         places = positions + np.arange(self.batch_size)[:, None] * self._row_length
         last = len(self._tokens) - 2  # the last token that has a target
         inside = np.clip(places, 0, last)  # padding has weight 0: any token will do
-        x = self._tokens[inside].astype("int32")
+        x = _as_int32(self._tokens[inside])
         x[places < 0] = 0  # read before the start of the text
-        y = self._tokens[inside[:, self.context_length :] + 1].astype("int32")
+        y = _as_int32(self._tokens[inside[:, self.context_length :] + 1])
         counts = (positions < self._end) & (places <= last)
         return x, y, counts[:, self.context_length :].astype("float32")
 
@@ -398,6 +399,14 @@ def _check_tokens(tokens):
             f"Received: shape {tokens.shape}, dtype {tokens.dtype}"
         )
     return tokens
+
+
+def _as_int32(tokens):
+    found = tokens.astype("int32")
+    if not np.array_equal(found, tokens):
+        wrong = tokens[found != tokens].flat[0]
+        raise ValueError(f"Tokens must be smaller than 2**31. Received: {wrong}")
+    return found
 
 
 def _check_examples(x, y, weight):

@@ -201,6 +201,8 @@ class Vocabulary:
 
 def _as_read(text, unit):
     """Returns bytes for a byte vocabulary, otherwise a string."""
+    if not isinstance(text, str | bytes):
+        raise ValueError(f"`text` must be a string or bytes. Received: a {type(text).__name__}")
     if unit == "byte":
         return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     if isinstance(text, bytes):

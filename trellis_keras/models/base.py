@@ -402,6 +402,12 @@ def text_rows(tokens: np.ndarray, vocabulary_size: int) -> np.ndarray:
     return np.atleast_2d(tokens).astype("int32")
 
 
+def check_is_layer(backbone: Any) -> None:
+    """Raises ValueError for a backbone that is no layer."""
+    if not isinstance(backbone, keras.Layer):
+        raise ValueError(f"`backbone` must be a layer. Received: {backbone!r}")
+
+
 def check_rank(name: str, array: np.ndarray, axes: str) -> None:
     """Raises ValueError unless an array has the axes, such as "(batch, time, channels)"."""
     if array.ndim != axes.count(",") + 1:

@@ -14,7 +14,12 @@ from keras import ops
 from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import at_least_float32, check_built, check_shape
 from trellis_keras._keras_internals import all_layers, no_automatic_dependency_tracking
-from trellis_keras.layers.checks import check_choice, check_positive, check_rates
+from trellis_keras.layers.checks import (
+    check_choice,
+    check_not_negative,
+    check_positive,
+    check_rates,
+)
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.seeds import sub_seed
@@ -22,6 +27,7 @@ from trellis_keras.layers.stateful import StatefulLayer
 from trellis_keras.models import losses
 from trellis_keras.models.base import (
     BackboneModel,
+    check_is_layer,
     check_rank,
     check_tokens,
     embed,
@@ -143,6 +149,11 @@ class LanguageModel(TextGenerator, BackboneModel):
             vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
         )
         check_rates(input_dropout=input_dropout)
+        check_not_negative(
+            aux_weight=aux_weight,
+            activation_reg=activation_reg,
+            temporal_activation_reg=temporal_activation_reg,
+        )
         check_choice("input_dropout_kind", input_dropout_kind, _INPUT_DROPOUTS)
         _check_backbone(backbone)
         if aux_weight and not getattr(backbone, "return_aux", False):
@@ -477,6 +488,8 @@ class LanguageModel(TextGenerator, BackboneModel):
         self._check_tokens(x, y)
         if not hasattr(x, "shape"):
             return
+        if y is not None and not hasattr(y, "shape"):
+            raise ValueError(f"`y` must be an array like `x`. Received: a {type(y).__name__}")
         self.loss_inputs(x, y)
         if 0 in y.shape:
             raise ValueError(f"`y` must have at least one target. Received: shape {tuple(y.shape)}")
@@ -629,6 +642,7 @@ def _reads_later_steps(layer):
 
 def _check_backbone(backbone):
     """Raises ValueError unless a backbone has one output per step and carries states safely."""
+    check_is_layer(backbone)
     needed = {"return_state": False, "return_sequences": True, "output_length": None}
     for name, value in needed.items():
         if getattr(backbone, name, value) != value:

@@ -167,7 +167,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
     def text_loss(self, tokens: Tensor) -> Tensor:
         """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), in one forward pass."""
         hidden = self.model.encode(tokens[:, :-1])["hidden"]
-        read = tokens[:, :-1], ops.cast(hidden, self._state_dtype)
+        read = ops.cast(tokens[:, :-1], "int32"), ops.cast(hidden, self._state_dtype)
         return -self._mixed(*self._targets(hidden, *read, tokens[:, 1:]))
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:

@@ -78,6 +78,10 @@ class Standardization(keras.layers.Layer):
         deviation = np.sqrt(squares / count)
         if not self.built:
             self.build((None, len(mean)))
+        if self.mean.shape != mean.shape:
+            raise ValueError(
+                f"`data` must have {self.mean.shape[0]} channels, as before. Received: {len(mean)}"
+            )
         self.mean.assign(mean)
         # Rounding may give a constant channel a nonzero deviation.
         is_constant = deviation <= 1e-7 * np.abs(mean)
@@ -95,7 +99,10 @@ class Standardization(keras.layers.Layer):
 
 def arrays_of(data: Any) -> list[np.ndarray]:
     """Returns one array, or a sequence of arrays, as a list."""
-    return [data] if hasattr(data, "shape") else list(data)
+    arrays = [data] if hasattr(data, "shape") else list(data)
+    if not all(hasattr(array, "shape") for array in arrays):
+        raise ValueError(f"`data` must be an array, or a list of arrays. Received: {data!r:.100}")
+    return arrays
 
 
 def _at(axis, statistic):

@@ -284,5 +284,7 @@ class SequenceClassifier(SequenceModel):
 
 def _before_padding(x):
     """Returns a mask (batch, time), True up to the last value of x (batch, time, channels)."""
+    if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
+        x = ops.cast(x, "float32")  # for `isnan`
     has_value = ops.cast(ops.any(ops.logical_not(ops.isnan(x)), axis=-1), "int32")
     return ops.flip(ops.cumsum(ops.flip(has_value, axis=1), axis=1), axis=1) > 0

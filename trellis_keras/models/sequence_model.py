@@ -23,6 +23,7 @@ from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.layers.time_steps import resolve_mask
 from trellis_keras.models.base import (
     BackboneModel,
+    check_is_layer,
     check_rank,
     check_tokens,
     embed,
@@ -82,6 +83,7 @@ class SequenceModel(BackboneModel):
     ) -> None:
         super().__init__(**kwargs)
         check_rates(input_dropout=input_dropout, output_dropout=output_dropout)
+        check_is_layer(backbone)
         parts = all_layers(backbone)
         if any(getattr(part, "stateful", False) for part in parts):
             raise ValueError(
@@ -279,7 +281,8 @@ class SequenceModel(BackboneModel):
         Args:
             optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
             loss: As in Keras. Defaults to the loss described in the class. If the outputs are
-                logits, losses and metrics given by name use `from_logits=True`.
+                logits, losses and metrics given by name use `from_logits=True`, and those that take
+                probabilities only are errors.
             metrics, weighted_metrics: As in Keras: only `weighted_metrics` receive the sample
                 weights (and the mask). With the default loss they default to the metrics described
                 in the class.
@@ -598,6 +601,11 @@ _CROSS_ENTROPIES = {
     "binary_crossentropy": keras.losses.BinaryCrossentropy,
     "binary_focal_crossentropy": keras.losses.BinaryFocalCrossentropy,
 }
+# These have no argument `from_logits`.
+_OF_PROBABILITIES = (
+    *(keras.losses.KLDivergence, keras.losses.Poisson, keras.losses.Dice, keras.losses.Tversky),
+    *(keras.metrics.KLDivergence, keras.metrics.Poisson),
+)
 
 
 def _loss_of_logits(loss):
@@ -607,7 +615,10 @@ def _loss_of_logits(loss):
             loss = "sparse_categorical_crossentropy"
         found = keras.losses.get(loss)
         kind = _CROSS_ENTROPIES.get(getattr(found, "__name__", getattr(found, "name", None)))
-        return loss if kind is None else kind(from_logits=True)
+        if kind is not None:
+            return kind(from_logits=True)
+        _check_takes_logits(found)
+        return loss
     _check_takes_logits(loss)
     return loss
 
@@ -629,14 +640,17 @@ def _check_takes_logits(function):
     if _takes_probabilities(function):
         raise ValueError(
             "The model's outputs are logits: a loss or metric needs from_logits=True or the "
-            "threshold 0, the logit of 1/2. Or omit it, or (in a SequenceClassifier) set "
-            f"activation='softmax'. Received: {function!r}"
+            "threshold 0, the logit of 1/2, if it has one. Or omit it, or (in a "
+            f"SequenceClassifier) set activation='softmax'. Received: {function!r}"
         )
 
 
 def _takes_probabilities(function):
     if not isinstance(function, (keras.losses.Loss, keras.metrics.Metric)):
-        return function in [keras.losses.get(name) for name in _CROSS_ENTROPIES]
+        names = *_CROSS_ENTROPIES, "kl_divergence", "poisson", "dice", "tversky"
+        return function in [keras.losses.get(name) for name in names]
+    if isinstance(function, _OF_PROBABILITIES):
+        return True
     config = function.get_config()
     if "from_logits" in config:
         return not config["from_logits"]

@@ -277,7 +277,7 @@ def known_scales(
 
 
 def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list]) -> np.ndarray:
-    """Returns channels (rows, channels): standardized numbers, NaN where missing, and indicators."""
+    """Returns channels (rows, channels): standardized numbers, or NaN, and indicators."""
     parts = [np.zeros((len(frame), 0))]
     for name in names:
         about = encoding[name]
