@@ -88,7 +88,7 @@ def read_panel(
     encoding: dict[str, list] | None = None,
     kind: Any = None,
     skip: bool = False,
-    before: dict[Any, tuple[np.ndarray, np.ndarray]] | None = None,
+    before: dict[Any, tuple[Any, Any]] | None = None,
 ) -> tuple[list[History], str | int, dict[str, list]]:
     """Returns the series of a table, with missing rows filled, the frequency and the encoding.
 
