@@ -59,7 +59,7 @@ def test_a_trained_network_is_not_trained_again(chaos):
     wrong = ((HORIZON, plain), (HORIZON + 1, chaos.trained_network), (HORIZON, quantiles))
     for horizon, network in wrong:
         with pytest.raises(ValueError, match="network"):
-            Forecasts(horizon, season=1, network=network).fit(table(50))
+            Forecasts(horizon, season=1, network=network)
 
 
 def test_bands_of_a_network_hold_in_windows_after_its_data(chaos):

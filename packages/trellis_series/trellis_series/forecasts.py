@@ -18,6 +18,7 @@ from trellis_keras.layers.checks import check_integer
 from trellis_series import network_expert, saving, seasons
 from trellis_series.ensemble import Ensemble, fill
 from trellis_series.fitting import Fitting
+from trellis_series.forecaster import Forecaster
 from trellis_series.panel import (
     UNNAMED,
     Columns,
@@ -125,6 +126,8 @@ class Forecasts:
                 "`network` must be 'auto', a layer, a trained network or None. Received: "
                 f"network={network!r}"
             )
+        if isinstance(network, Forecaster):
+            network_expert.check(network, self.horizon)
         self.network = network
         self.seed = seed
         self.models: dict[Any, Ensemble] = {}

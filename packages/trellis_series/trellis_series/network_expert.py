@@ -54,15 +54,7 @@ def add(
     if network is None:
         return None, models
     first = fittings[0]
-    channels = 1 + first.past.shape[1] + first.future.shape[1]
-    needed = "window", first.horizon, 1, None, channels
-    size = network.input_spec.axes[-1] if network.built else None
-    has = network.scale, network.horizon, network.targets, network.quantiles, size
-    if has != needed:
-        raise ValueError(
-            "`network` must be a built Forecaster with (scale, horizon, targets, quantiles, "
-            f"channels) = {needed}. Received: {has}"
-        )
+    check(network, first.horizon, 1 + first.past.shape[1] + first.future.shape[1])
     share, gain = weigh(network, fittings)
     if not share:
         return None, models
@@ -71,6 +63,18 @@ def add(
         model = model._replace(net_share=share, reach=reach, errors=model.errors * (1 - gain))
         found.append(model._replace(state=fitting.state(model.length)))
     return network, found
+
+
+def check(network: Forecaster, horizon: int, channels: int | None = None) -> None:
+    """Raises ValueError unless forecasts can use a network, whose channels may be unknown yet."""
+    size = network.input_spec.axes[-1] if network.built else None
+    needed = "window", horizon, 1, None, size if channels is None else channels
+    has = network.scale, network.horizon, network.targets, network.quantiles, size
+    if has != needed or size is None:
+        raise ValueError(
+            "`network` must be a built Forecaster with (scale, horizon, targets, quantiles, "
+            f"channels) = {needed}. Received: {has}"
+        )
 
 
 def _is_worth_trying(fittings):
