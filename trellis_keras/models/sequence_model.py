@@ -388,7 +388,9 @@ class SequenceModel(BackboneModel):
         sizes = [1, outputs[1]] if self.per_step else [1]
         if None not in (*shape[1:], *sizes) and math.prod(shape[1:]) not in sizes:
             axes = f"(batch,) or (batch, {outputs[1]})" if self.per_step else "(batch,)"
-            raise ValueError(f"`sample_weight` must have shape {axes}. Received: shape {shape}")
+            raise ValueError(
+                f"`sample_weight` must have shape {axes}. Received: shape {tuple(shape)}"
+            )
 
     def _shaped_targets(self, y, y_pred):
         """Returns targets with the axes of the outputs."""
@@ -603,8 +605,12 @@ _CROSS_ENTROPIES = {
 }
 # These have no argument `from_logits`.
 _OF_PROBABILITIES = (
-    *(keras.losses.KLDivergence, keras.losses.Poisson, keras.losses.Dice, keras.losses.Tversky),
-    *(keras.metrics.KLDivergence, keras.metrics.Poisson),
+    keras.losses.KLDivergence,
+    keras.losses.Poisson,
+    keras.losses.Dice,
+    keras.losses.Tversky,
+    keras.metrics.KLDivergence,
+    keras.metrics.Poisson,
 )
 
 
