@@ -10,18 +10,35 @@ import os
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
+from keras_streams import StreamingMixin
 from tests.support.disks import NO_SPACE
 from tests.support.parameters import slow_but
 from trellis_keras import layers, scoring
 from trellis_keras.data import Vocabulary
 from trellis_keras.data import lines as text_lines
-from trellis_keras.models import LanguageModel
+from trellis_keras.models import LanguageModel, NeuralCache
 
 CHARACTERS = Vocabulary("abcé ", unit="character")
 LINES = Vocabulary("\nabcé ", unit="character")
 WORDS = Vocabulary(["<eos>", "<unk>", "a", "b", "cat"], unknown="<unk>")
 BATCH = 32  # one row of 32 steps, or two of 16
+
+
+class RunningSum(StreamingMixin, keras.layers.Layer):
+    def call(self, x):
+        return ops.cumsum(x, axis=1) / 10
+
+    def initial_cache(self, batch_size):
+        return ops.zeros((batch_size, 4))
+
+    def step(self, x, cache):
+        return (cache + x) / 10, cache + x
+
+    def compute_output_shape(self, shape):
+        return shape
+
 
 BACKBONES = {
     "trellis": lambda: layers.TrellisLayer(
@@ -33,6 +50,7 @@ BACKBONES = {
     ),
     "tcn": lambda: layers.TCN(4, kernel_size=3, depth=3, seed=1),
     "lru": lambda: layers.LRU(4, depth=2, return_sequences=True, seed=1),
+    "sum": RunningSum,  # its cache is one tensor
 }
 # Whether the layers stream on JAX, their own tests say.
 TRELLIS = pytest.param("trellis", marks=pytest.mark.both_backends)
@@ -189,6 +207,23 @@ def test_json_lines(model, tmp_path):
         assert row["log_probability"] == pytest.approx(log_p.sum(), rel=1e-5, abs=1e-5)
         bpc = -log_p.mean() / math.log(2) if len(log_p) else None
         assert row["bpc"] == (bpc and pytest.approx(bpc, rel=1e-4))
+
+
+def test_json_has_no_infinities():
+    rows = [(1, -math.inf, 2), (2, math.nan, 3)]
+    written = scoring._format(rows, ["line", "log_probability", "num_tokens"], ".jsonl")
+    assert [json.loads(line)["log_probability"] for line in written.splitlines()] == [None, None]
+
+
+def test_a_cache_of_one_tensor_and_settings_of_numpy(tmp_path):
+    """A tensor of several numbers is neither true nor false."""
+    model, content = language_model(LINES, "sum"), text([300])
+    path, table = write(tmp_path, content), tmp_path / "scores.csv"
+    scoring.score(model, path, table, whole=True, batch_tokens=np.int64(BATCH))
+    check_lines(model, [LINES.encode(content)], table)
+    neural = NeuralCache(model, 8, np.float32(0.3), np.float32(0.1))
+    totals = scoring.score(neural, path, tmp_path / "cache.csv", batch_tokens=BATCH)
+    assert totals["num_tokens"] == 299
 
 
 def test_an_empty_file(model, tmp_path):

@@ -28,7 +28,7 @@ from keras_streams.files import TEMPORARY, annotate_error, sync_folder
 # if that is more.
 MAX_UNPACKED = 2**28
 _MAX_EXPANSION = 100
-_MAX_TEXT = 2**26  # bytes of a history or a vocabulary
+MAX_TEXT = 2**26  # bytes of a history or a vocabulary
 _MAX_JSON = 2**23  # bytes of a recipe or a report: JSON takes up to 25 times as much memory
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -107,7 +107,7 @@ def _open_without_waiting(path, flags):
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
+def read_text(path: str | os.PathLike, largest: int = MAX_TEXT) -> str:
     """Returns the text of a small UTF-8 file, with its newlines unchanged.
 
     Raises:

@@ -474,6 +474,8 @@ def _measure(array, place):
     # Before reading its shape, which depends on other files for a virtual array.
     if properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
         raise ValueError(f"{place!r} stores its values in other files")
+    if properties.get_layout() == h5py.h5d.CHUNKED:  # a chunk may be larger than the array
+        raise ValueError(f"{place!r} is stored in chunks, which Keras never writes")
     _check_attributes(array, place)
     if array.dtype.hasobject:
         raise ValueError(f"{place!r} has elements of varying length")

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import pathlib
 import sys
@@ -131,7 +132,7 @@ def score(
         "field": field,
         "start": start,
         "metric": metric,
-        "batch_tokens": batch_tokens or _default_batch_tokens(model),
+        "batch_tokens": int(batch_tokens or _default_batch_tokens(model)),
         "model": _fingerprint(model)[:16],
     }
     progress = _Progress(model, path, output, settings)
@@ -341,7 +342,8 @@ class _Progress:
             "num_tokens": self.num_tokens,
         }
         arrays = {"pending": self.pending, "ids": self.text.ids, "lines": self.text.lines}
-        for i, leaf in enumerate(keras.tree.flatten(self.text.cache) if self.text.cache else ()):
+        cache = () if self.text.cache is None else self.text.cache
+        for i, leaf in enumerate(keras.tree.flatten(cache)):
             # As float64, because NumPy files do not support bfloat16.
             arrays[f"cache_{i}"] = ops.convert_to_numpy(leaf).astype("float64")
         with atomic_write(self.state) as temporary, open(temporary, "wb") as file:
@@ -384,12 +386,18 @@ def _metric(name, sums, counts):
     return [value if count else None for value, count in zip(values, counts, strict=True)]
 
 
+def _json_number(value):
+    """Returns a value as JSON has it, which knows neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _format(rows, columns, suffix):
     if suffix == ".csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
-    return "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+    found = (dict(zip(columns, map(_json_number, row), strict=True)) for row in rows)
+    return "".join(json.dumps(row) + "\n" for row in found)
 
 
 # From token ids to log-probabilities

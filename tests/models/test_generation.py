@@ -339,6 +339,18 @@ def test_a_users_sampler(model):
         assert token not in ids[0, 3:]
 
 
+def test_a_changed_temperature_of_a_users_sampler(model):
+    class Mine(samplers.RandomSampler):
+        pass
+
+    sampler = Mine(temperature=100.0)
+    model.generate(SAME_LENGTH[:1], 12, sampler=sampler)
+    sampler.temperature = 1e-5
+    expected = model.generate(SAME_LENGTH[:1], 12, sampler="greedy")
+    found = model.generate(SAME_LENGTH[:1], 12, sampler=sampler)
+    np.testing.assert_array_equal(found, expected)
+
+
 # Text
 
 

@@ -447,8 +447,8 @@ def lstm(**options):
     return keras.layers.LSTM(6, **{"return_sequences": True, **options})
 
 
-def inside(layer):
-    return LanguageModel(V, 4, keras.Sequential([layer]))
+def inside(*layers):
+    return LanguageModel(V, 4, keras.Sequential([*layers]))
 
 
 WRONG_MODELS = [
@@ -508,6 +508,14 @@ WRONG_DATA = [
     ((GOOD * 1.0, GOOD), {}, "type float64"),
     ((GOOD[..., None], GOOD[..., None]), {}, r"must have axes \(batch, time\)"),
 ]
+
+
+def test_a_backbone_that_looks_ahead():
+    model = inside(keras.layers.ZeroPadding1D((0, 1)), keras.layers.Conv1D(4, 2))
+    model.compile("sgd")
+    for use in (lambda: model.fit(X, X), lambda: model.generate(X[:, :2], 4)):
+        with pytest.raises(ValueError, match="does not depend on later.*delay=1"):
+            use()
 
 
 @pytest.mark.parametrize(("arguments", "options", "message"), WRONG_DATA)

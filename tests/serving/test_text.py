@@ -89,6 +89,13 @@ def test_unknown_symbols_are_named(vocabulary, known, strange, named):
         encode(tf.constant([known, strange]))
 
 
+def test_padding_is_bounded():
+    encode = encoder(VOCABULARIES["byte"])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Send long texts by themselves"):
+        encode(tf.constant(["a" * 2**12, *["a"] * 2**9]))
+    assert encode(tf.constant(["a" * 2**21]))[1] == 2**21
+
+
 def test_vocabularies_that_utf8_cannot_write():
     assert not is_utf8_vocabulary(None)
     assert not is_utf8_vocabulary(Vocabulary(["a", "\ud800"], "character"))

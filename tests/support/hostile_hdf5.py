@@ -58,6 +58,13 @@ def texts(group, name, shape, secret):
     group.create_dataset(name, shape, h5py.string_dtype())[...] = "x" * 10_000
 
 
+def large_chunk(group, name, shape, secret):
+    """A chunk of 64 MiB for a few numbers, which a reader must decompress as a whole."""
+    chunks = 2**24 // int(np.prod(shape[1:])), *shape[1:]
+    options = {"maxshape": (None, *shape[1:]), "chunks": chunks, "compression": "gzip"}
+    group.create_dataset(name, shape, "float32", **options)[...] = 0
+
+
 def attribute_of_texts(group, name, shape, secret):
     group[name] = np.zeros(shape, "float32")
     group[name].attrs.create("dtype", ["bfloat16"] * 3, dtype=h5py.string_dtype())
@@ -80,6 +87,7 @@ HOSTILE = {
     external_storage: ELSEWHERE,
     virtual_array: ELSEWHERE,
     virtual_pipe: ELSEWHERE,
+    large_chunk: "is stored in chunks",
     texts: "has elements of varying length",
     attribute_of_texts: "an attribute of '.*' has elements of varying length",
     deep: "its groups are nested more than 100 levels deep",
@@ -101,7 +109,7 @@ def arrays_of_nothing():
     """The bytes of a file that claims 40 GB of numbers, of which it has none."""
     file = io.BytesIO()
     with h5py.File(file, "w") as content:
-        content.create_dataset("a", (10**10,), "float32", chunks=(10**6,), compression="gzip")
+        content.create_dataset("a", (10**10,), "float32")
     return file.getvalue()
 
 

@@ -131,6 +131,9 @@ def test_values_are_checked_before_data_are_loaded(name, options):
 
 
 def test_carried_states_exclude_context():
+    ptb = zoo.recipe("trellisnet_ptb")
+    again = ptb.replace(stateful=True).replace(stateful=False)
+    assert again.training.stream == ptb.training.stream
     with pytest.raises(ValueError, match="context_length=3"):
         zoo.recipe("trellisnet_char", stateful=True, context_length=3)
 

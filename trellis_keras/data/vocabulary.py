@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_streams.files import atomic_write
-from trellis_keras.files import read_json
+from trellis_keras.files import MAX_TEXT, read_json
 from trellis_keras.layers.checks import check_choice
 from trellis_keras.models.base import check_tokens
 
@@ -19,7 +19,6 @@ EOS = "<eos>"
 UNITS = ("word", "character", "byte")
 # Characters encoded at a time: intermediate arrays take several times their memory.
 _CHUNK = 2**22
-_MAX_FILE = 2**26  # bytes
 # Unknown symbols in an error message.
 _MAX_NAMED = 5
 _WORDS_AND_ENDS = re.compile(r"\n|\S+")
@@ -172,7 +171,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Vocabulary":
         """Reads a vocabulary written by `save`."""
-        config = read_json(path, "a vocabulary", largest=_MAX_FILE)
+        config = read_json(path, "a vocabulary", largest=MAX_TEXT)
         try:
             return cls.from_config(config)
         except (TypeError, ValueError) as error:

@@ -24,8 +24,8 @@ from trellis_keras.models.sequence_model import SequenceModel
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf
 
-# Both bound the memory of a request; new tokens count over all its rows.
-_MAX_CACHE_ROWS, _MAX_NEW_TOKENS = 2**12, 2**20
+# These bound the memory of a request; new tokens and padding count over all its rows.
+_MAX_CACHE_ROWS, _MAX_NEW_TOKENS, _MAX_PADDING = 2**12, 2**20, 2**20
 
 _NO_STEPS = "Each row needs at least one step. Received rows of length:"
 _NO_TOKENS = "Each row needs at least one token. Received rows of length:"
@@ -361,7 +361,13 @@ class TextCodec:
         if self.unknown is None:
             message = "The vocabulary has no unknown token. The text has unknown symbols:"
             ids = require(ids, ids >= 0, message, tf.boolean_mask(symbols.values, ids < 0))
-        lengths = tf.cast(symbols.row_lengths(), tf.int32)
+        lengths = symbols.row_lengths()
+        padding = tf.reduce_sum(tf.reduce_max(lengths) - lengths)
+        message = (
+            f"Send long texts by themselves: a batch has at most {_MAX_PADDING} padding tokens."
+        )
+        ids = require(ids, padding <= _MAX_PADDING, f"{message} Received:", padding)
+        lengths = tf.cast(lengths, tf.int32)
         return symbols.with_values(ids).to_tensor(), lengths
 
     def decode(self, ids, lengths):

@@ -387,8 +387,8 @@ def _compiled_sampler(make, model, sampler, shape, *settings):
         return compiled, copy, threading.Lock()
 
     # The config of a custom sampler may be incomplete.
-    settings_of = id if is_own else samplers.settings_of
-    key = make.__name__, type(sampler), settings_of(sampler), shape
+    which = (id(sampler),) if is_own else ()
+    key = make.__name__, type(sampler), *which, samplers.settings_of(sampler), shape
     function, copy, lock = cached_function(model, (*key, *settings), build)
 
     def call(*tensors):

@@ -434,6 +434,7 @@ class LanguageModel(TextGenerator, BackboneModel):
         self._check_data(x, y, kwargs.get("sample_weight"))
         self._check_data(*(validation if isinstance(validation, (tuple, list)) else [validation]))
         self._build_for_tokens()
+        self._check_causal()
         if shuffle is None:
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
         if self._is_stateful:
@@ -528,6 +529,19 @@ class LanguageModel(TextGenerator, BackboneModel):
                 self._compiled_rows[function] = rows
 
     # Streaming
+
+    def stream(self) -> Any:
+        stream = super().stream()
+        _check_stream(stream)
+        return stream
+
+    def _check_causal(self):
+        """Raises ValueError if the backbone reads later tokens, as far as its stream tells."""
+        try:
+            stream = super().stream()
+        except Exception:  # whatever a backbone raises that does not stream
+            return
+        _check_stream(stream)
 
     def export_stream(self) -> ExportedStream:
         """Returns the stream that exporters of steps write: from tokens to logits.
@@ -631,6 +645,16 @@ def check_language_model(model: Any) -> None:
     if not isinstance(model, LanguageModel):
         raise ValueError(f"`model` must be a LanguageModel. Received: {model!r}")
     check_built(model)
+
+
+def _check_stream(stream):
+    """Raises ValueError if outputs are not those of the tokens so far, one for each."""
+    delay, rate = getattr(stream, "delay", 0), getattr(stream, "rate", 1)
+    if (delay, rate) != (0, 1):
+        raise ValueError(
+            "The backbone of a language model must have one output for each token, which does not "
+            f"depend on later ones. Received: outputs with delay={delay} and rate={rate}"
+        )
 
 
 def _reads_later_steps(layer):

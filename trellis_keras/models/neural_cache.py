@@ -68,8 +68,7 @@ class NeuralCache(TextGenerator, keras.layers.Layer):
         super().__init__(name=model.name)
         self.model = model
         self.size = check_integer("size", size, 1)
-        self.theta = theta
-        self.mix = mix
+        self.theta, self.mix = float(theta), float(mix)
         self.vocabulary, self.vocabulary_size = model.vocabulary, model.vocabulary_size
         self.built = True
 

@@ -152,7 +152,7 @@ class TimeLimit(keras.callbacks.Callback):
     counts from the construction of this callback. Training stops after an epoch if another one
     would exceed the limit; an epoch is expected to take as long as the longest one of this `fit`,
     including validation and other callbacks. The first one, which includes compilation, is
-    dropped once there is a second. At least one epoch is trained.
+    dropped once there is a second. Without `checkpoint`, at least one epoch is trained.
 
     With `checkpoint`, training also stops within an epoch: when another two batches would exceed
     the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs;

@@ -75,6 +75,11 @@ class TextSamples(keras.callbacks.Callback):
             _summary().text("sample", self._markdown(), description=description)
         self._writer.flush()
 
+    def on_train_end(self, logs: Logs = None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
     def _markdown(self):
         prompt_length = self._ids.shape[1]
         (ids,) = self.model.generate(

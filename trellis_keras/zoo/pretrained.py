@@ -9,7 +9,6 @@ import keras
 
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import file_checksum
-from trellis_keras.saved_files import check_file
 from trellis_keras.zoo import results
 
 # The weights that the repository keeps; `tools.publish` follows this rule.
@@ -61,7 +60,6 @@ def find(
 def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Model:
     """Loads a file's weights into a built model, and returns the model."""
     try:
-        check_file(path)
         with warnings.catch_warnings():
             # Stored weights are those of a model without an optimizer.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")

@@ -203,6 +203,9 @@ class Recipe:
             options["data_dir"] = _absolute(options["data_dir"])
         if options.get("stateful"):
             options.setdefault("context_length", 0)
+        elif options.get("stateful") is False and arguments.get("stateful"):
+            own = entry.training_by(setting).stream
+            options.setdefault("context_length", own.get("context_length", 0))
         stream = {name: options.get(name, training.stream.get(name)) for name in of_batches}
         stream = {name: value for name, value in stream.items() if value is not None}
         return dataclasses.replace(
