@@ -63,7 +63,14 @@ def later_weeks(n=1_008):
     ],
 )
 def test_the_season_is_the_one_that_forecasts_the_recent_past(y, candidates, horizon, expected):
-    assert naive_season(y, candidates, horizon) == expected
+    assert naive_season(y, np.isfinite(y), candidates, horizon) == expected
+
+
+def test_values_that_were_filled_in_are_no_evidence_for_a_season():
+    y, known = later_weeks(), np.random.default_rng(1).uniform(size=1_008) < 0.4
+    for t in np.flatnonzero(~known):
+        y[t] = y[t - 24]
+    assert naive_season(y, known, [24, 168], 24) == 168
 
 
 def test_seasons_of_numbered_steps_are_found():
@@ -191,6 +198,32 @@ def test_an_integer_index_is_the_time_of_a_series():
     found = forecasts.update(y[300:]).predict()
     assert found["ds"].iloc[0] == 400
     np.testing.assert_allclose(found["ours"], DAY[400:406], atol=0.05)
+
+
+def test_updates_within_an_outage_read_covariates():
+    data = noisy(330).assign(lead=RNG.normal(size=330))
+    data["y"] += 5 * data["lead"]
+    data.loc[303:312, "y"] = np.nan
+    forecasts = Forecasts(12, season=12, future=["lead"], network=None).fit(data[:300])
+    expected = copy.deepcopy(forecasts).update(data[:318]).predict(X_df=data[318:])
+    forecasts.update(data[300:310]).update(data[303:318])
+    pd.testing.assert_frame_equal(forecasts.predict(X_df=data[318:]), expected)
+
+
+def test_predicting_a_table_again_after_an_outage():
+    data = table(np.random.default_rng(0).normal(size=3_000))
+    data.loc[1_000:1_899, "y"] = np.nan
+    forecasts = Forecasts(12, season=12, network=None).fit(data)
+    pd.testing.assert_frame_equal(forecasts.predict(data), forecasts.predict())
+
+
+def test_series_without_past_forecasts_do_not_count_in_the_weights():
+    long = [table(np.arange(60) + RNG.normal(size=60), "D", f"long {i}") for i in range(3)]
+    short = [table(RNG.normal(size=6), "D", f"short {i}") for i in range(20)]
+    alone = Forecasts(6, network=None).fit(pd.concat(long))
+    with_short = Forecasts(6, network=None).fit(pd.concat(long + short))
+    for name, model in alone.models.items():
+        np.testing.assert_allclose(with_short.models[name].weights, model.weights)
 
 
 def test_update_without_values_changes_nothing(fitted, panel):

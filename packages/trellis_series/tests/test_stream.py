@@ -73,6 +73,18 @@ def test_a_stream_may_run_forever():
     assert np.max(seen) <= 1_000 and np.max(steps) <= 1_000
 
 
+def test_a_constant_stream_keeps_its_filters():
+    """The errors that weight them decay, but not to zero, whose logarithm is infinite."""
+    stream = Forecasts(4).fit(pd.Series(np.full(60, 5.0))).stream(dtype="float32")
+    cache = stream.initial_cache(1)
+    cache["filters"] = [
+        [0 * part if n == 3 else part for n, part in enumerate(state)] for state in cache["filters"]
+    ]
+    for _ in range(2):
+        found, cache = stream.step(np.array([[5.0]]), cache)
+    np.testing.assert_allclose(found, 5.0, atol=1e-3)
+
+
 def test_streams_that_cannot_start_are_refused():
     table = numbered(SERIES["day"][:50]).assign(x=SERIES["walk"][:50])
     panel = pd.concat([table.assign(unique_id=name) for name in ("day", "walk")])

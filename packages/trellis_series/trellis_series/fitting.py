@@ -1,7 +1,8 @@
 """Fits the forecast of one series, from the errors of experts at past origins.
 
-No expert has seen what followed an origin. The weights of the experts, the penalty of the ridge
-regressions and the width of the band come from those errors.
+No expert has seen what followed an origin in the series itself; the ridge regression that a panel
+shares adds up series by their parts, not by time. The weights of the experts, the penalty of the
+ridge regressions and the width of the band come from those errors.
 """
 
 import functools
@@ -72,7 +73,7 @@ class Fitting:
         self._choose_origins()
         longest = self.origins[0] if len(self.actual) else len(y) // 2
         candidates = [s for s in candidates if s <= longest or s == self.season]
-        self.naive_season = seasons.naive_season(y, candidates, horizon)
+        self.naive_season = seasons.naive_season(y, self.known, candidates, horizon)
         self._smooth()
         self._prepare_ridge(candidates)
         self.moments: np.ndarray | None = self._moments()
@@ -97,7 +98,8 @@ class Fitting:
         y, m = self.y, self.season
         least, largest = float(y.min() / _MARGIN), float(y.max() * _MARGIN)
         self.transform = Transform(False, 1.0, least, largest)
-        values = smoothed(y, self.known, max(m, self.naive_season), self.origins[0])
+        first = first_origin(len(y), m, self.horizon)  # as in `Ensemble.begin`
+        values = smoothed(y, self.known, max(m, self.naive_season), first)
         origins = (self.origins - (len(y) - len(values))).tolist()
         self.filters: list[Filters] = []
         self.states: list[smoothing.FilterState] = []

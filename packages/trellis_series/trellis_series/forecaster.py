@@ -264,7 +264,8 @@ class Forecaster(SequenceModel):
     def _season(self, series):
         """Returns the lag with the best naive forecasts of the longest of some series."""
         longest = max(series, key=lambda y: np.count_nonzero(~np.isnan(y))).astype("float64")
-        return naive_season(fill(longest, 1), range(2, self.linear_window + 1), self.horizon)
+        known, candidates = ~np.isnan(longest), range(2, self.linear_window + 1)
+        return naive_season(fill(longest, 1), known, candidates, self.horizon)
 
     def _linear_windows(self, series):
         """Returns standardized inputs and targets of evenly spaced windows of series."""

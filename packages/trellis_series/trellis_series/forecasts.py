@@ -177,10 +177,11 @@ class Forecasts:
         losses = [fitting.losses() for fitting in fittings]
         groups: dict[tuple, list] = {}
         for fitting, loss in zip(fittings, losses, strict=True):
-            groups.setdefault(tuple(fitting.experts), []).append(loss)
-        pooled = {kind: np.mean(each, axis=0) * (len(each) > 1) for kind, each in groups.items()}
+            if len(fitting.actual):
+                groups.setdefault(tuple(fitting.experts), []).append(loss)
+        pooled = {kind: np.mean(each, axis=0) for kind, each in groups.items() if len(each) > 1}
         models = [
-            fitting.combine(loss, pooled[tuple(fitting.experts)])
+            fitting.combine(loss, pooled.get(tuple(fitting.experts), 0.0))
             for fitting, loss in zip(fittings, losses, strict=True)
         ]
         self.trained_network, models = network_expert.add(fittings, models, self.network, self.seed)
@@ -317,7 +318,8 @@ class Forecasts:
     def update(self, df: Any) -> "Forecasts":
         """Reads the rows that follow, without fitting again. The work is constant for each row.
 
-        Rows that were read before are ignored. A series that was not fitted is fitted.
+        Rows that were read before are ignored, and so are those after the last value of a series:
+        pass them again with the next one. A series that was not fitted is fitted.
         """
         before = {
             name: (model.state.future[-1], model.state.past[-1])
@@ -522,7 +524,8 @@ class Forecasts:
 
         Args:
             path: The C file, or the folder of the SavedModel.
-            unique_id, dtype: As in `stream`. `dtype` defaults to `"float32"`.
+            unique_id, dtype: As in `stream`. `dtype` defaults to `"float32"`; values that are many
+                times larger than their changes, as those of a meter, need `"float64"`.
             overwrite: Boolean, whether to replace an earlier export. Defaults to `False`.
         """
         export(self.stream(unique_id, dtype), path, overwrite)

@@ -146,7 +146,9 @@ def read_panel(
             if skip:
                 continue
             raise ValueError(f"The series {name!r} has no values. Leave it out.")
-        places = grid.get_indexer(part.loc[known[0] : known[-1]].index)
+        # Covariates of rows without a value count, where they follow others.
+        first = part.index[0] if name in (before or ()) else known[0]
+        places = grid.get_indexer(part.loc[first : known[-1]].index)
         steps = grid[places[0] : places[-1] + 1]
         missing += len(steps) - len(places)
         gaps += int((np.diff(places) > 1).sum())

@@ -53,18 +53,21 @@ def mean_change(y: np.ndarray, season: int) -> float:
     return float(changes.mean()) if len(changes) else 0.0
 
 
-def naive_season(y: np.ndarray, candidates: Sequence[int], horizon: int) -> int:
+def naive_season(y: np.ndarray, known: np.ndarray, candidates: Sequence[int], horizon: int) -> int:
     """Returns the season, 1 or a candidate, with the best naive forecasts of the later half of `y`.
 
-    Candidates that do not occur twice before the later half are left out.
+    `y` (time,) is filled, and `known` says which of its values were measured: only these are
+    forecast. Candidates that do not occur twice before the later half are left out.
     """
-    half = len(y) // 2
+    half, measured = len(y) // 2, np.where(known, y, np.nan)
     ahead = np.arange(1, horizon + 1)
     errors = {}
     for season in [1, *candidates]:
         if season == 1 or season <= half:
             lags = -(-ahead // season) * season
-            parts = [np.abs(y[max(half, k) :] - y[max(half, k) - k : -k]) for k in np.unique(lags)]
+            starts = [(k, max(half, k)) for k in np.unique(lags)]
+            parts = [np.abs(measured[at:] - y[at - k : -k]) for k, at in starts]
+            parts = [part[~np.isnan(part)] for part in parts]
             errors[season] = np.mean([part.mean() for part in parts if len(part)] or [0.0])
     most = _NEAR * min(errors.values()) + 1e-9 * np.abs(y).max()
     return min(season for season, error in errors.items() if error <= most)
