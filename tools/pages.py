@@ -75,8 +75,8 @@ def summary(found):
     alone = sum(len(one.run.seeds) == 1 for one in better)
     level = f"{len(of['level'])} {'is' if len(of['level']) == 1 else 'are'}"
     text = (
-        f"A zoo model can be compared with {len(published())} published values. For "
-        f"{len(trained)} of them, a model was trained here, by the paper's recipe or a fast one. "
+        f"The zoo has models for {len(published())} published values. {len(trained)} of them were "
+        "trained here, by the paper's recipe or a fast one. "
         f"{len(better)} results are better by a margin of 2 % or two standard errors, {fast} of "
         "them with the techniques of the fast recipes (AdamW, warm-up and cosine decay, "
         "augmentation, chrono initialization). "

@@ -464,7 +464,7 @@ def test_outputs_are_nan_until_the_inputs_are_adapted():
     with pytest.raises(ValueError, match="an array, or a list of arrays"):
         model.adapt([[1.0, 2.0], [3.0, 4.0]])
     model.adapt(array for array in x)
-    with pytest.raises(ValueError, match="`data` must have"):
+    with pytest.raises(ValueError, match="channels, as before. Received: "):
         model.adapt(np.concatenate([x, x], axis=-1))
     np.testing.assert_allclose(model.input_normalization.scale, x.std(axis=(0, 1)), rtol=1e-5)
     assert np.isfinite(model.predict(x, verbose=0)).all()

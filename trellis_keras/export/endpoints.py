@@ -26,6 +26,7 @@ if keras.backend.backend() == "tensorflow":  # `export` refuses the other backen
 
 # These bound the memory of a request; new tokens and padding count over all its rows.
 _MAX_CACHE_ROWS, _MAX_NEW_TOKENS, _MAX_PADDING = 2**12, 2**20, 2**20
+_MAX_PADDED = 16  # times the tokens of the texts, if that is more padding
 
 _NO_STEPS = "Each row needs at least one step. Received rows of length:"
 _NO_TOKENS = "Each row needs at least one token. Received rows of length:"
@@ -363,10 +364,9 @@ class TextCodec:
             ids = require(ids, ids >= 0, message, tf.boolean_mask(symbols.values, ids < 0))
         lengths = symbols.row_lengths()
         padding = tf.reduce_sum(tf.reduce_max(lengths) - lengths)
-        message = (
-            f"Send long texts by themselves: a batch has at most {_MAX_PADDING} padding tokens."
-        )
-        ids = require(ids, padding <= _MAX_PADDING, f"{message} Received:", padding)
+        most = tf.maximum(tf.reduce_sum(lengths) * _MAX_PADDED, _MAX_PADDING)
+        message = "Send long texts by themselves: too much padding. Received padding tokens:"
+        ids = require(ids, padding <= most, message, padding)
         lengths = tf.cast(lengths, tf.int32)
         return symbols.with_values(ids).to_tensor(), lengths
 

@@ -80,7 +80,8 @@ class Standardization(keras.layers.Layer):
             self.build((None, len(mean)))
         if self.mean.shape != mean.shape:
             raise ValueError(
-                f"`data` must have {self.mean.shape[0]} channels, as before. Received: {len(mean)}"
+                f"Training data must have {self.mean.shape[0]} channels, as before. Received: "
+                f"{len(mean)}"
             )
         self.mean.assign(mean)
         # Rounding may give a constant channel a nonzero deviation.
@@ -101,7 +102,9 @@ def arrays_of(data: Any) -> list[np.ndarray]:
     """Returns one array, or a sequence of arrays, as a list."""
     arrays = [data] if hasattr(data, "shape") else list(data)
     if not all(hasattr(array, "shape") for array in arrays):
-        raise ValueError(f"`data` must be an array, or a list of arrays. Received: {data!r:.100}")
+        raise ValueError(
+            f"Training data must be an array, or a list of arrays. Received: {data!r:.100}"
+        )
     return arrays
 
 

@@ -138,7 +138,7 @@ def _draw(weights, seed_generator):
 def settings_of(sampler: Any) -> str:
     """Returns a sampler's config without the seed, as JSON. (It may contain NumPy numbers.)"""
     config = {k: v for k, v in sampler.get_config().items() if k != "seed"}
-    return json.dumps(config, sort_keys=True, default=lambda number: number.item())
+    return json.dumps(config, sort_keys=True, default=repr)
 
 
 def copy_state(source: Any, target: Any) -> None:

@@ -308,10 +308,10 @@ def _reduced(call, signal, options):
     running = {ops.mean: RunningMean, ops.max: RunningMax}.get(of_sample)
     is_window = options.window is not None
     is_float = keras.backend.is_float_dtype(signal.dtype)
-    if signal.block > 1 or not is_float if is_window else running is None:
+    if is_window and (signal.block > 1 or not is_float) or not is_window and running is None:
         return None
     if not is_float:
-        raise call.refusal("it reduces integers over time: cast them to floats.")
+        raise call.refusal(f"it reduces {signal.dtype} over time: cast it to floats.")
     others = tuple(a + (a < signal.axis) for a in axes - {signal.axis})
 
     def values(x):
@@ -773,8 +773,8 @@ def _slice(call, signal):
     is_early = stop is not None and stop >= 0 and stop != signal.length and not signal.in_window
     if is_early:
         raise call.refusal(
-            "it takes the first steps only, which a stream does not keep. Use a stop of None. "
-            f"Received: {start}:{stop}:{stride}"
+            "its slice of the time axis ends at a fixed step, but a stream has no end. Use a stop "
+            f"of None. Received: {start}:{stop}:{stride}"
         )
     if start < 0 or stride < 1:
         raise call.refusal(

@@ -164,6 +164,9 @@ def test_static_strings_are_categories():
     found = Forecasts(4, static=["kind"], network=None).fit(panel).predict()["ours"]
     assert np.isfinite(found).all()
     assert not np.allclose(found, Forecasts(4, network=None).fit(panel).predict()["ours"])
+    first = panel.assign(kind=panel["kind"].where(~panel["unique_id"].duplicated()))
+    again = Forecasts(4, static=["kind"], network=None).fit(first).predict()["ours"]
+    np.testing.assert_array_equal(again, found)
     for wrong in (panel.drop(columns="kind"), panel.assign(kind=["up", "down"] * 180)):
         with pytest.raises(ValueError, match="kind"):
             Forecasts(4, static=["kind"], network=None).fit(wrong)
@@ -429,3 +432,9 @@ def test_pictures_mark_where_the_forecast_begins():
         assert ax.get_title() == "load"
         lines = [line.get_xdata() for line in ax.lines]
         assert [x[0] for x in lines if len(x) == 2 and x[0] == x[1]] == marks
+
+
+def test_the_frequency_of_periods():
+    y = pd.Series(DAY[:48], pd.period_range("2020-01", periods=48, freq="M"))
+    found = Forecasts(3, freq="M", network=None).fit(y).predict()["ds"]
+    assert found.iloc[0] == pd.Period("2024-01", "M")

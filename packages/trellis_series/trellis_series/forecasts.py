@@ -44,8 +44,8 @@ class Forecasts:
     Tables are long data frames, a row for each series and time, in any order; without the column of
     series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
     a table of one series. Missing rows are added, and a warning says how many; missing values are
-    NaN. A missing number of a covariate is the last known one, or before that the mean; a missing
-    category is none of the others. Methods
+    NaN. A missing number of a covariate is the last known one, or before that the mean, as are
+    all covariates of an added row; a missing category is none of the others. Methods
     raise `ValueError` for other tables.
 
     Args:
@@ -335,7 +335,9 @@ class Forecasts:
             is_old = False
         if is_old:
             warnings.warn(
-                "No value of the table is later than those that were read before.", stacklevel=2
+                "No value of the table is later than those that were read before. Times come from "
+                f"the column {self.columns.time!r}, or the index.",
+                stacklevel=2,
             )
         return self
 

@@ -67,13 +67,15 @@ def add(
 
 def check(network: Forecaster, horizon: int, channels: int | None = None) -> None:
     """Raises ValueError unless forecasts can use a network, whose channels may be unknown yet."""
-    size = network.input_spec.axes[-1] if network.built else None
+    if not network.built:
+        raise ValueError("`network` must be a built Forecaster. Received: one that is not built")
+    size = network.input_spec.axes[-1]
     needed = "window", horizon, 1, None, size if channels is None else channels
     has = network.scale, network.horizon, network.targets, network.quantiles, size
-    if has != needed or size is None:
+    if has != needed:
         raise ValueError(
-            "`network` must be a built Forecaster with (scale, horizon, targets, quantiles, "
-            f"channels) = {needed}. Received: {has}"
+            "`network` must be a Forecaster with (scale, horizon, targets, quantiles, channels) = "
+            f"{needed}. Received: {has}"
         )
 
 

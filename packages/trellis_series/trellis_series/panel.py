@@ -130,7 +130,7 @@ def read_panel(
             f"freq={freq!r}, times of dtype {times.dtype}"
         )
     groups = columns.future, (*columns.past, *columns.static)
-    channels = [encode(frame, group, encoding) for group in groups]
+    channels = [encode(frame, group, encoding, columns.static) for group in groups]
     split = 1 + channels[0].shape[1]
     rows = np.concatenate([numbers(frame[columns.target])[:, None], *channels], axis=1)
     values = pd.DataFrame(rows, pd.MultiIndex.from_arrays([names, times], names=["series", None]))
@@ -166,6 +166,8 @@ def read_panel(
     # A long outage is one gap; with a wrong frequency, gaps follow most rows.
     if missing > len(frame) and 2 * gaps > len(frame):
         hint = "Pass another `freq` (--freq), aggregate the table, or add rows without values."
+        if isinstance(freq, int):
+            hint += " If the rows are equal steps, number them by `reset_index(drop=True)`."
         with contextlib.suppress(ValueError):  # the times may have no frequency
             usual = infer_freq(_longest(names, times))
             if usual != freq:
@@ -241,8 +243,9 @@ def _check_unique(index):
         if name == UNNAMED:
             advice = "Name the column of series, `id_col` (--series COLUMN), if there are several"
         raise ValueError(
-            f"The series {str(name)!r} has two rows of {time}. {advice}, and write times with "
-            "their offset from UTC if clocks change."
+            f"The series {str(name)!r} has two rows of {time}. {advice}, write times with their "
+            "offset from UTC if clocks change, and number rows of equal steps by "
+            "`reset_index(drop=True)`."
         )
 
 
@@ -278,8 +281,16 @@ def known_scales(
     return find_encoding(known, [name for name in scaled if known[name].notna().any()])
 
 
-def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list]) -> np.ndarray:
-    """Returns channels (rows, channels): standardized numbers, or NaN, and indicators."""
+def encode(
+    frame: pd.DataFrame,
+    names: Sequence[str],
+    encoding: dict[str, list],
+    static: Sequence[str] = (),
+) -> np.ndarray:
+    """Returns channels (rows, channels): standardized numbers, and indicators of categories.
+
+    Missing numbers and missing categories of `static` columns are NaN, indicators of others zero.
+    """
     parts = [np.zeros((len(frame), 0))]
     for name in names:
         about = encoding[name]
@@ -293,7 +304,10 @@ def encode(frame: pd.DataFrame, names: Sequence[str], encoding: dict[str, list])
                     f"The column {name!r} must have the categories of the fit, "
                     f"{', '.join(about)}. Received: {unknown[0]!r}"
                 )
-            parts.append(np.stack([texts == kind for kind in about], axis=1).astype(float))
+            is_kind = np.stack([texts == kind for kind in about], axis=1).astype(float)
+            if name in static:
+                is_kind[texts.isna()] = np.nan
+            parts.append(is_kind)
     return np.concatenate(parts, axis=1)
 
 

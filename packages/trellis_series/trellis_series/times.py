@@ -173,9 +173,9 @@ def _wall(times):
 def check_freq(freq: Any) -> None:
     """Raises ValueError unless a frequency is a positive integer or of pandas."""
     steps = freq if is_integer(freq) else 0
-    if isinstance(freq, str):
+    for read in (to_offset, lambda text: pd.Period("2024-01-01", text).freq):
         with contextlib.suppress(ValueError):
-            steps = to_offset(freq).n
+            steps = read(freq).n if isinstance(freq, str) else steps
     if steps < 1:
         raise ValueError(
             "`freq` must be a frequency of pandas, such as 'h', '15min' or 'ME', or a positive "
