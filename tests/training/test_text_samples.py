@@ -33,6 +33,7 @@ def test_text_samples_show_what_the_model_writes(tmp_path):
     samples = TextSamples("ab é", tmp_path, length=120)
     tokens = np.random.default_rng(0).integers(0, 7, (4, 13))
     model.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, verbose=0, callbacks=[samples])
+    assert samples._writer is None  # closed
     values, _ = read_events(tmp_path)
     assert list(values) == ["sample"] and list(values["sample"]) == [0, 1]
     (shown,) = values["sample"][1].string_val

@@ -365,7 +365,10 @@ class TextCodec:
         lengths = symbols.row_lengths()
         padding = tf.reduce_sum(tf.reduce_max(lengths) - lengths)
         most = tf.maximum(tf.reduce_sum(lengths) * _MAX_PADDED, _MAX_PADDING)
-        message = "Send long texts by themselves: too much padding. Received padding tokens:"
+        message = (
+            "Texts of very different lengths need too much padding: send long ones separately. "
+            "Padding tokens:"
+        )
         ids = require(ids, padding <= most, message, padding)
         lengths = tf.cast(lengths, tf.int32)
         return symbols.with_values(ids).to_tensor(), lengths

@@ -386,7 +386,7 @@ def _compiled_sampler(make, model, sampler, shape, *settings):
         compiled = compile_xla(function, model.variables, copy.variables)
         return compiled, copy, threading.Lock()
 
-    # The config of a custom sampler may be incomplete, so another one is another key.
+    # The config of a custom sampler may be incomplete, so each object has a key of its own.
     which = (id(sampler),) if is_own else ()
     key = make.__name__, type(sampler), *which, samplers.settings_of(sampler), shape
     function, copy, lock = cached_function(model, (*key, *settings), build)

@@ -656,8 +656,8 @@ def _check_stream(stream):
     delay, rate = getattr(stream, "delay", 0), getattr(stream, "rate", 1)
     if (delay, rate) != (0, 1):
         raise ValueError(
-            "The backbone of a language model must have one output for each token, which does not "
-            f"depend on later ones. Received: outputs with delay={delay} and rate={rate}"
+            "The backbone of a language model must return one output per token, which does not "
+            f"depend on later tokens. Received: outputs with delay={delay} and rate={rate}"
         )
 
 

@@ -281,8 +281,8 @@ class SequenceModel(BackboneModel):
         Args:
             optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
             loss: As in Keras. Defaults to the loss described in the class. If the outputs are
-                logits, losses and metrics given by name use `from_logits=True`, and those that take
-                probabilities only are errors.
+                logits, losses and metrics given by name use `from_logits=True`, and those that only
+                accept probabilities raise an error.
             metrics, weighted_metrics: As in Keras: only `weighted_metrics` receive the sample
                 weights (and the mask). With the default loss they default to the metrics described
                 in the class.

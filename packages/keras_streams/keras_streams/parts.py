@@ -186,8 +186,8 @@ class Pointwise(Part):
 
     keeps_windows = True
     difference = (
-        "its output at one step depends on other steps, or on its number. Use a layer that treats "
-        "each step equally and separately, or a causal one such as "
+        "its output at one step depends on other steps, or on the position. Use a layer that "
+        "treats each step equally and separately, or a causal one such as "
         'keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, keras.layers.MultiHeadAttention '
         "called with use_causal_mask=True, or one that follows keras_streams.StreamingMixin. "
         f"{OR_WINDOW}"

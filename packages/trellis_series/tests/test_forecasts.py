@@ -232,7 +232,7 @@ def test_series_without_past_forecasts_do_not_count_in_the_weights():
 def test_update_without_values_changes_nothing(fitted, panel):
     expected, empty = fitted.predict(), panel[-5:].assign(y=np.nan)
     for read in (empty, panel[-5:]):
-        with pytest.warns(UserWarning, match="No value of the table is later"):
+        with pytest.warns(UserWarning, match="no values after those"):
             pd.testing.assert_frame_equal(fitted.update(read).predict(), expected)
     with pytest.raises(ValueError, match="'.' has no values"):
         fitted.predict(pd.concat([panel, empty.assign(unique_id="z")]))

@@ -199,7 +199,11 @@ def test_rows_between_steps_and_rows_of_the_same_time_are_named():
     times = pd.Timestamp("2024-01-01") + pd.to_timedelta([0, 24, 36, 48], "h")
     with pytest.raises(ValueError, match="steps of 'D' from 2024-01-01 .*02 12:00:00 is between"):
         Forecasts(2, freq="D").fit(pd.DataFrame({"ds": times, "y": Y[:4]}))
-    with pytest.raises(ValueError, match="two rows of 1. Name the .*--series COLUMN"):
+    with pytest.raises(ValueError, match="2024-01-01 .* is not a time of the frequency 'ME'"):
+        Forecasts(2, freq="ME").fit(pd.DataFrame({"ds": times[:2], "y": Y[:2]}))
+    with pytest.raises(ValueError, match="two rows of 2024.*offset from UTC"):
+        Forecasts(2).fit(pd.DataFrame({"ds": times[[0, 0, 1]], "y": Y[:3]}))
+    with pytest.raises(ValueError, match="two rows of 1. Name the .*--series COLUMN.*reset_index"):
         Forecasts(2).fit(pd.DataFrame({"ds": [1, 1, 2], "y": Y[:3]}))
 
 

@@ -192,7 +192,8 @@ def test_files_are_replaced_only_if_asked(folder):
     (folder / "f.csv").write_text("mine")
     options = ["load.csv", "--target", "load", "--output"]
     assert "--overwrite" in run(*options, "f.csv", fails=True)
-    assert ".csv" in run(*options, "f.png", fails=True)
+    for name in ("f.png", "f.xlsx"):
+        assert "name a .csv file" in run(*options, name, fails=True)
     assert "input" in run(*options, "load.csv", "--overwrite", fails=True)
     assert (folder / "f.csv").read_text() == "mine"
 

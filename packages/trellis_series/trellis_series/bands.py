@@ -6,9 +6,9 @@ The half width of a band of level p at step k is
 
 where v is how much the series changes now, s_k the mean of |e_k| / sqrt(v) over the past origins,
 and q(p) a quantile of the errors in these units, pooled over the steps. The n-th past origin counts
-n times in both, because forecasts improve with the rows that they are fitted to. For few
-independent origins the quantile is one of a higher level, at most the largest error, and for fewer
-than three of them at least that of Student's t. Errors and widths of positive series whose
+n times in both, because forecasts improve with the rows that they are fitted to. With few
+independent origins the level of the quantile is raised, up to that of the largest error; with fewer
+than three, the quantile is at least that of Student's t. Errors and widths of positive series whose
 logarithms are forecast better are those of the logarithms, so their bands are wider above.
 """
 

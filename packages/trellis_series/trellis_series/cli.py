@@ -111,7 +111,10 @@ def forecast(
     """Forecasts a table, after a backtest on its last windows."""
     output = check_output(output, [file], overwrite)
     if output.suffix.lower() in (".png", ".xlsx", ".xls", ".json", ".parquet"):
-        raise ValueError(f"{output} would be a CSV file, beside a picture. Name a .csv file.")
+        raise ValueError(
+            "The forecast is written as CSV, with a picture next to it: name a .csv file. "
+            f"Received: {output}"
+        )
     picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
     options = {"sep": sep, "decimal": decimal, "encoding": encoding}
     options = {name: value for name, value in options.items() if value is not None}

@@ -1,7 +1,8 @@
 """Fits the forecast of one series, from the errors of experts at past origins.
 
-No expert has seen what followed an origin in the series itself; the ridge regression that a panel
-shares adds up series by their parts, not by time. The weights of the experts, the penalty of the
+No expert has seen what followed an origin in the series itself. The ridge regression that a panel
+shares sums over folds rather than times: where series end at different times, it has seen later
+times of the others. The weights of the experts, the penalty of the
 ridge regressions and the width of the band come from those errors.
 """
 

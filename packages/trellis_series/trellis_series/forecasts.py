@@ -44,9 +44,9 @@ class Forecasts:
     Tables are long data frames, a row for each series and time, in any order; without the column of
     series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
     a table of one series. Missing rows are added, and a warning says how many; missing values are
-    NaN. A missing number of a covariate is the last known one, or before that the mean, as are
-    all covariates of an added row; a missing category is none of the others. Methods
-    raise `ValueError` for other tables.
+    NaN. A missing number in a covariate is replaced by the last known one, or by the mean if there
+    is none yet, and so are all covariates of added rows. Where a category is missing, none applies.
+    Methods raise `ValueError` for other tables.
 
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to `24`.
@@ -110,7 +110,7 @@ class Forecasts:
         for name in (id_col, time_col, target_col):
             if re.fullmatch("cutoff|(ours|naive)(-(lo|hi)-.*)?", str(name)):
                 raise ValueError(
-                    f"{name!r} is the name of a column of forecasts. Rename the table's."
+                    f"{name!r} is reserved for forecasts. Rename that column of the table."
                 )
         if freq is not None:
             check_freq(freq)
@@ -318,8 +318,8 @@ class Forecasts:
     def update(self, df: Any) -> "Forecasts":
         """Reads the rows that follow, without fitting again. The work is constant for each row.
 
-        Rows that were read before are ignored, and so are those after the last value of a series:
-        pass them again with the next one. A series that was not fitted is fitted.
+        Rows that were read before are ignored. Rows after the last value of a series are not read
+        yet: pass them again with its next value. A series that was not fitted is fitted.
         """
         before = {
             name: (model.state.future[-1], model.state.past[-1])
@@ -335,8 +335,8 @@ class Forecasts:
             is_old = False
         if is_old:
             warnings.warn(
-                "No value of the table is later than those that were read before. Times come from "
-                f"the column {self.columns.time!r}, or the index.",
+                "The table has no values after those that were read before. Times come from the "
+                f"column {self.columns.time!r} or from the index.",
                 stacklevel=2,
             )
         return self
@@ -527,7 +527,7 @@ class Forecasts:
         Args:
             path: The C file, or the folder of the SavedModel.
             unique_id, dtype: As in `stream`. `dtype` defaults to `"float32"`; values that are many
-                times larger than their changes, as those of a meter, need `"float64"`.
+                times larger than their changes, such as meter readings, need `"float64"`.
             overwrite: Boolean, whether to replace an earlier export. Defaults to `False`.
         """
         export(self.stream(unique_id, dtype), path, overwrite)

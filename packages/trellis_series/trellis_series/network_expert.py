@@ -68,7 +68,7 @@ def add(
 def check(network: Forecaster, horizon: int, channels: int | None = None) -> None:
     """Raises ValueError unless forecasts can use a network, whose channels may be unknown yet."""
     if not network.built:
-        raise ValueError("`network` must be a built Forecaster. Received: one that is not built")
+        raise ValueError("`network` must be a built Forecaster. Received: an unbuilt one")
     size = network.input_spec.axes[-1]
     needed = "window", horizon, 1, None, size if channels is None else channels
     has = network.scale, network.horizon, network.targets, network.quantiles, size

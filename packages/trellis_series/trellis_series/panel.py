@@ -16,6 +16,7 @@ UNNAMED = "series"  # the name of the series of a table without the column of na
 _MOST_CATEGORIES = 50
 _FAR = 20  # from the other values, in units of their range
 _FEWEST_VALUES = 10  # different ones of a series, of which one can be far from the others
+_RENUMBER = "If the rows are equal steps, renumber them with `reset_index(drop=True)`."
 _TIME_INDEXES = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
 
 
@@ -167,7 +168,7 @@ def read_panel(
     if missing > len(frame) and 2 * gaps > len(frame):
         hint = "Pass another `freq` (--freq), aggregate the table, or add rows without values."
         if isinstance(freq, int):
-            hint += " If the rows are equal steps, number them by `reset_index(drop=True)`."
+            hint += f" {_RENUMBER}"
         with contextlib.suppress(ValueError):  # the times may have no frequency
             usual = infer_freq(_longest(names, times))
             if usual != freq:
@@ -242,11 +243,10 @@ def _check_unique(index):
         advice = "Keep one of them, or add them up"
         if name == UNNAMED:
             advice = "Name the column of series, `id_col` (--series COLUMN), if there are several"
-        raise ValueError(
-            f"The series {str(name)!r} has two rows of {time}. {advice}, write times with their "
-            "offset from UTC if clocks change, and number rows of equal steps by "
-            "`reset_index(drop=True)`."
-        )
+        other = "Write times with their offset from UTC if clocks change."
+        if pd.api.types.is_integer(time):
+            other = _RENUMBER
+        raise ValueError(f"The series {str(name)!r} has two rows of {time}. {advice}. {other}")
 
 
 def find_encoding(frame: pd.DataFrame, names: Sequence[str]) -> dict[str, list]:
@@ -289,7 +289,8 @@ def encode(
 ) -> np.ndarray:
     """Returns channels (rows, channels): standardized numbers, and indicators of categories.
 
-    Missing numbers and missing categories of `static` columns are NaN, indicators of others zero.
+    Missing numbers are NaN, and so are missing categories of `static` columns. The indicators of
+    other missing categories are zero.
     """
     parts = [np.zeros((len(frame), 0))]
     for name in names:

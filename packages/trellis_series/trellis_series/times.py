@@ -171,16 +171,18 @@ def _wall(times):
 
 
 def check_freq(freq: Any) -> None:
-    """Raises ValueError unless a frequency is a positive integer or of pandas."""
-    steps = freq if is_integer(freq) else 0
-    for read in (to_offset, lambda text: pd.Period("2024-01-01", text).freq):
-        with contextlib.suppress(ValueError):
-            steps = read(freq).n if isinstance(freq, str) else steps
-    if steps < 1:
-        raise ValueError(
-            "`freq` must be a frequency of pandas, such as 'h', '15min' or 'ME', or a positive "
-            f"integer. Received: freq={freq!r}"
-        )
+    """Raises ValueError unless `freq` is a pandas frequency or a positive integer."""
+    if is_integer(freq, 1):
+        return
+    if isinstance(freq, str):
+        for read in (to_offset, lambda text: pd.Period("2024-01-01", text).freq):
+            with contextlib.suppress(ValueError):
+                if read(freq).n > 0:
+                    return
+    raise ValueError(
+        "`freq` must be a pandas frequency, such as 'h', '15min' or 'ME', or a positive integer. "
+        f"Received: freq={freq!r}"
+    )
 
 
 def time_grid(freq: str | int, times: pd.Index, rows: int) -> pd.Index:
