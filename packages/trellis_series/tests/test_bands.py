@@ -136,6 +136,21 @@ def test_bands_of_few_origins_hold_a_larger_share(level, independent, expected):
     np.testing.assert_allclose(found, [[expected]], atol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("horizon", "outage", "expected"),
+    [
+        (12, slice(0), 267 / 12),  # overlapping ones, from a third of the series on
+        (1, slice(0), 60),
+        (12, slice(200, 388), 67 / 12 + 1),
+    ],
+)
+def test_origins_are_independent_if_they_share_no_targets(horizon, outage, expected):
+    y = 10 + np.random.default_rng(0).normal(size=400)
+    y[outage] = np.nan
+    model = Forecasts(horizon, season=12).fit(pd.Series(y)).models["series"]
+    assert model.independent == pytest.approx(expected)
+
+
 def test_the_errors_of_later_origins_count_more():
     errors = np.repeat([1.0, 1, 3, np.nan], 50)[:, None]  # the ones have 5050 / 11325 of the weight
     for level, expected in ((44, 1), (46, 3)):

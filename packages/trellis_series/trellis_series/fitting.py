@@ -90,10 +90,15 @@ class Fitting:
         self.origins = np.append(past, n)
         ahead = past[:, None] + np.arange(h)
         self.actual = np.where(self.known[ahead], self.y[ahead], np.nan)
-        self.independent = float((past[-1] - past[0]) / h + 1) if len(past) else 0.0
+        self.independent = self.independent_of(past)
         parts = [part for part in np.array_split(np.arange(len(past)), _FOLDS) if len(part)]
         self._folds = [*parts, np.array([len(past)])]
         self.bounds = self.origins[[part[0] for part in self._folds]]
+
+    def independent_of(self, past: np.ndarray) -> float:
+        """Returns the number of horizons that the measured targets of these origins fill."""
+        ahead = past[:, None] + np.arange(self.horizon)
+        return len(np.unique(ahead[self.known[ahead]])) / self.horizon
 
     def _smooth(self):
         y, m = self.y, self.season

@@ -192,7 +192,7 @@ def weigh(network: Forecaster, fittings: Sequence[Fitting]) -> tuple[float, floa
             errors = np.nanmean(errors, axis=-1)  # of each origin
             gains.append(errors[:1] - errors)
             sizes.append(errors[0])
-            independent += (late[-1] - late[0]) / each.horizon + 1
+            independent += each.independent_of(late)
     if not gains:
         return 0.0, 0.0
     found, error = np.concatenate(gains, axis=1), np.nanmean(np.concatenate(sizes))
