@@ -1,4 +1,4 @@
-"""What the package uses of Keras that has no public name, each with the name that is missing.
+"""Keras internals that the package uses, each with the public name that is missing.
 
 Subclasses of Keras' classes also override or read private members of theirs.
 """

@@ -47,7 +47,7 @@ _ALGORITHM = "philox"
 
 
 def uniform(shape: tf.Tensor | tuple, generator: keras.random.SeedGenerator) -> tf.Tensor:
-    """Draws float32 numbers in [0, 1), without XLA those of `keras.random.uniform`."""
+    """Draws float32 numbers in [0, 1); without XLA, the same as `keras.random.uniform`."""
     return tf.random.stateless_uniform(shape, _next_seed(generator), alg=_ALGORITHM)
 
 

@@ -81,7 +81,7 @@ def _replace_folder(path, new, old):
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike) -> Iterator[None]:
-    """Names `path` in an `OSError` while reading it, which names no file if the disk fails."""
+    """Adds `path` to an `OSError` in the block: that of a failing disk names no file."""
     try:
         yield
     except OSError as error:
@@ -91,7 +91,7 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
 
 
 def open_file(path: str | os.PathLike) -> io.BufferedReader:
-    """Opens a file for reading in binary, unless it is a pipe or a device: a `ValueError`.
+    """Opens a file for binary reading; raises `ValueError` if it is a pipe or a device.
 
     Every file that a user names, or that may come from a stranger, is opened here or checked with
     `Path.is_file` before: opening a named pipe would wait for its writer.
@@ -296,8 +296,8 @@ def read_blocks(path: Path, description: str | None = None) -> Iterator[bytes]:
                 size += len(block)
                 if content is not file and size > limit:
                     raise ValueError(
-                        f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times "
-                        "its size. If you trust it, unpack it first"
+                        f"{path} would unpack to more than {limit:,} bytes. If you trust "
+                        "it, unpack it first"
                     )
                 yield block
         except EOFError as error:

@@ -162,8 +162,8 @@ class _Arrays:
         if array.shape != tuple(shape):
             raise ValueError(
                 f"{name} needs an array of shape {tuple(shape)}. Received: shape {array.shape}. "
-                "The keras-tcn layer must have equal filters, kernel size, number of blocks and "
-                "input channels."
+                "The keras-tcn layer must have the same filters, kernel size, number of blocks "
+                "and input channels as this one."
             )
         return array
 
@@ -182,7 +182,7 @@ def _match_tcn(layer, source):
     if normalization != given and (normalization, given) != (None, "batch"):
         raise ValueError(
             f"The weights have {given or 'no'} normalization, but {layer.name} has "
-            f"normalization={normalization!r}. It must be {given!r}."
+            f"normalization={normalization!r}."
         )
     pairs = []
     for block in layer.blocks:

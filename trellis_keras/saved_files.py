@@ -17,7 +17,7 @@ Keras' safe mode runs no code from a file. Six checks come before it:
 - The HDF5 library may hang on a truncated or extended file. Here the length must match the one that
   the file states.
 - Keras chooses the format by the file's name, but a file may be valid in two formats. Here the name
-  decides what is checked too, and the content must start as that format does.
+  also decides what is checked, and the content must start as that format does.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ def load_model(path: str | os.PathLike) -> keras.Model:
 
     Raises:
         ValueError: If the file is damaged, claims more weights than it has, contains a model that
-            is not from this package, or names classes that are not on the list.
+            is not from this package, or names classes that are not allowed.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
@@ -153,7 +153,7 @@ def check_file(path: str | os.PathLike) -> None:
         path: A `.keras` or `.weights.h5` file.
 
     Raises:
-        ValueError: If the file has another name, is damaged, contains links or external data, or
+        ValueError: If the file has another suffix, is damaged, contains links or external data, or
             its arrays claim to be larger than the file.
         OSError: If it cannot be read.
     """
@@ -171,7 +171,7 @@ def check_file(path: str | os.PathLike) -> None:
 def check_weights_name(path: str | os.PathLike) -> None:
     """Raises ValueError unless a path has the suffix of a file that `check_file` takes."""
     if not os.fspath(path).endswith((".keras", ".weights.h5")):
-        raise ValueError(f"A file of weights must end in .keras or .weights.h5. Received: {path}")
+        raise ValueError(f"A weights file must end in .keras or .weights.h5. Received: {path}")
 
 
 def saved_tokens(path: str | os.PathLike) -> list | None:

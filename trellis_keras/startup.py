@@ -20,8 +20,8 @@ _LOGGED = re.compile(
 def hidden_logs() -> Iterator[None]:
     """Hides what TensorFlow's libraries log within the block, which no log level would.
 
-    Other lines are written to the standard error stream at the end of the block. All are if it
-    raises, and with TF_CPP_MIN_LOG_LEVEL=0.
+    Other lines are written to the standard error stream at the end of the block; if it raises, all
+    lines are. With TF_CPP_MIN_LOG_LEVEL=0 nothing is hidden.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" or sys.stderr is None:
         yield

@@ -65,6 +65,7 @@ def load_torch_state_dict(
     Raises:
         ValueError: If a parameter is missing, unknown, ambiguous or has the wrong shape, or the
             file is damaged. In this case the model is unchanged.
+        FileNotFoundError: If there is no file at the path.
         ImportError: If the file needs PyTorch 2.6 or newer, which is not installed.
 
     Example:
@@ -330,7 +331,7 @@ def _of_tcn(layer):
 def _of_lru(layer):
     if getattr(layer, "projection", None) is not None:
         raise ValueError(
-            "The authors' lattices have no projection of inputs without `units` channels. "
+            "The authors' lattices do not project inputs, so these must have `units` channels. "
             f"Received: {layer.input_channels} channels, units={layer.units}"
         )
     found = []

@@ -255,7 +255,7 @@ def test_a_header_of_another_export_is_refused(tmp_path):
     header = (tmp_path / "model.h").read_bytes()
     export(language_model(), tmp_path / "model.c", overwrite=True)
     (tmp_path / "model.h").write_bytes(header)
-    with pytest.raises(AssertionError, match="model.h and model.c are of different exports"):
+    with pytest.raises(AssertionError, match="model.h and model.c are from different exports"):
         compile_c(tmp_path, "-c")
 
 

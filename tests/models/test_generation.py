@@ -427,7 +427,7 @@ def test_pieces_of_any_tokens(unit, data):
         ({"sampler": samplers.GreedySampler(temperature=-1.0)}, "`temperature`"),
         ({"sampler": samplers.RandomSampler(temperature="1")}, "`temperature`"),
         ({"seed": 1.5}, "`seed`"),
-        ({"prompts": 5}, "`prompts`.*must be strings or rows.*Received: .5."),
+        ({"prompts": 5}, "`prompts`.*must be non-empty strings or rows.*Received: .5."),
         ({"max_length": 6.5}, "`max_length`"),
         ({"sampler": samplers.BeamSampler(return_all_beams=True)}, "return_all_beams"),
         ({"stop_tokens": SIZE}, "11"),

@@ -118,7 +118,9 @@ def test_wrong_options(model, tmp_path, options, message):
 
 
 def test_a_suffix_that_no_format_has(model, tmp_path):
-    with pytest.raises(ValueError, match=r"model.keras has the suffix .*, or a folder without"):
+    with pytest.raises(
+        ValueError, match=r"model.keras has an unknown suffix.*, or a folder without"
+    ):
         export(model, tmp_path / "model.keras")
     assert names(tmp_path) == []
 

@@ -158,7 +158,7 @@ class LineReader:
             raise ValueError(f"{self._place} is not JSON: {error}") from error
         text = document.get(self._field) if isinstance(document, dict) else None
         if not isinstance(text, str):
-            raise ValueError(f"{self._place} must be a JSON object with a text {self._field!r}")
+            raise ValueError(f"{self._place} must be a JSON object with a string {self._field!r}")
         return text
 
     def _advance(self, content, ends):

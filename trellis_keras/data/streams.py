@@ -278,8 +278,8 @@ class PianoRollStream(ExampleStream):
 
     Rolls of similar length share a batch. The length of a batch is that of the longest roll, or
     half of it, a quarter or an eighth: at most four lengths, each of which XLA compiles once.
-    Order and epochs are as in `SequenceStream`. Transpositions and dropped notes differ for each
-    roll and epoch in the same way.
+    Order and epochs are as in `SequenceStream`. Likewise, transpositions and dropped
+    notes are determined by seed, epoch and roll.
 
     Args:
         rolls: Sequence of arrays of shape (frames, 88) with values 0 and 1, at least 2 frames

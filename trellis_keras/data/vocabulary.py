@@ -115,7 +115,7 @@ class Vocabulary:
 
         Raises:
             ValueError: If the text has unknown symbols and there is no `unknown` token, or is bytes
-                and the vocabulary is not.
+                and the vocabulary's unit is not `"byte"`.
         """
         text = _as_read(text, self.unit)
         if self.unit == "word":

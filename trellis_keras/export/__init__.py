@@ -58,9 +58,9 @@ def export(
             once it is complete. Defaults to one more than the highest version in `path`.
         format: The export format: `"saved_model"`, or, for a single step, `"litert"` (a `.tflite`
             file), `"onnx"`, `"c"` or `"wasm"`. The name of a C file is the prefix of its functions.
-            Defaults to `None`, the format of a file that `path` names, else `"saved_model"`.
-        warmup: Boolean, whether to add requests to a SavedModel that TensorFlow Serving runs before
-            it serves the version. This needs tensorflow-serving-api (the extra `serving`). Defaults
+            Defaults to `None`: the suffix of `path` decides; without one, `"saved_model"`.
+        warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
+            serves the version. This needs tensorflow-serving-api (the extra `serving`). Defaults
             to `False`.
         overwrite: Boolean, whether to replace existing files. A version of a SavedModel is never
             replaced. Defaults to `False`.
@@ -71,9 +71,10 @@ def export(
         The path that was written: for a SavedModel, the folder of the version.
 
     Raises:
-        ValueError: If `path` or the version exists, an option does not apply to the format, the
-            model is not supported or not built, the backend is not TensorFlow (except for C and
-            WebAssembly), or a quantized file differs from Keras by more than the tolerance.
+        ValueError: If the version exists, or `path` does and `overwrite` is False, an option does
+            not apply to the format, the model is not supported or not built, the backend is not
+            TensorFlow (except for C and WebAssembly), or a quantized file differs from Keras by
+            more than the tolerance.
         ImportError: If the format or the warm-up needs a package that is not installed.
         RuntimeError: If what would be written differs from Keras.
 
@@ -119,7 +120,7 @@ def format_of(path: str | os.PathLike) -> str:
     suffix = pathlib.Path(path).suffix
     if suffix[1:].isalpha() and suffix not in SUFFIXES.values():
         raise ValueError(
-            f"{path} has the suffix of no format. Pass a file that ends in one of "
+            f"{path} has an unknown suffix. Pass a file that ends in one of "
             f"{', '.join(SUFFIXES.values())}, or a folder without a suffix for a SavedModel. "
             "(For a Keras file, use `model.save`; a run has one, best.keras.)"
         )

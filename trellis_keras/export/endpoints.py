@@ -173,7 +173,7 @@ def _language_endpoints(model):
         return require(checked_tokens(tokens), length >= 1, _NO_TOKENS, length)
 
     def serving_default(tokens):
-        """Scores each token as the next one after every prefix of the rows, in nats."""
+        """Returns log-probabilities (in nats) of the token after each prefix of the rows."""
         with without_carried_states(model):
             return {"log_probabilities": model(checked_tokens(tokens), training=False)}
 

@@ -35,8 +35,8 @@ class GridLSTMCell(RecurrentCell):
 
     The weights are `depth_kernel`, `depth_recurrent_kernel`, `time_kernel` and
     `time_recurrent_kernel` (units, 4 units), `depth_bias` and `time_bias` (4 units); if they are
-    not shared, each node l has its own, with the suffix `_l`. With H units there are 16 H^2 + 8 H
-    of them.
+    not shared, each node l has its own, with the suffix `_l`. A node with H units
+    has 16 H^2 + 8 H weights.
 
     Reference:
 

@@ -217,7 +217,8 @@ class MixtureOfSoftmaxes(DenseHead):
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
         expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
             `"zeros"`.
-        seed: Integer seed of the dropout and the default initializers. Defaults to `None`.
+        seed: Integer seed of the dropout, the default initializers and the expert biases.
+            Defaults to `None`.
 
     Example:
 

@@ -12,7 +12,7 @@ from trellis_keras.types import Tensor
 def linear(layer: keras.layers.Dense, x: Tensor) -> Tensor:
     """Returns the output of a `keras.layers.Dense` without an activation.
 
-    TensorFlow adds up the gradient of the bias of `layer(x)` in bfloat16, that of a sum in float32.
+    TensorFlow sums the bfloat16 bias gradient of `layer(x)` in bfloat16, of `y + b` in float32.
 
     Args:
         layer: The built layer. It is called if it is quantized, because its scales are its own, and

@@ -44,7 +44,7 @@ class Dropout(keras.layers.Dropout):
     """`keras.layers.Dropout`, with masks that XLA draws fast and whose rate is exact.
 
     On TensorFlow, XLA on a CPU draws the mask of `keras.layers.Dropout` so slowly that it may take
-    longer than the rest of a training step. In bfloat16 the mask drops a fraction of 0.0078 where
+    longer than the rest of a training step. In bfloat16 that mask drops a fraction of 0.0078 if
     `rate` is 0.003. In float32 without XLA, and on other backends, the two layers drop the same
     elements.
 

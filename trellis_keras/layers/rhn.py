@@ -40,8 +40,9 @@ class RHNCell(RecurrentCell):
     Args:
         units: Positive integer, channels of the state and of the output.
         transition_depth: Positive integer, number L of highway layers per step. Defaults to `5`.
-        transform_bias_initializer: Initializer of b_t. Defaults to `-2`, the RHN authors' value for
-            word-level PTB (-4 for characters), with which a new cell mostly carries its state.
+        transform_bias_initializer: Initializer of b_t. Defaults to `Constant(-2)`, the RHN authors'
+            value for word-level PTB (-4 for characters), with which a new cell mostly carries its
+            state.
         **kwargs: As in `RecurrentCell`. As in the RHN authors' code, `recurrent_dropout` drops s in
             the matrix products, with one mask (batch, units) for all steps and layers. The carried
             s is not dropped.

@@ -46,7 +46,8 @@ class StackedRNN(StatefulLayer):
     states, whereas Keras' `stateful=True` layers share one. Inference draws no random numbers,
     whereas Keras' cells draw their dropout masks even then. On a CPU, LSTM, GRU and SimpleRNN with
     their default activations, and without active dropout in the cell, run in a loop of this
-    package, which keeps the states in float32 at least; under `kernels.disabled()` in Keras' own.
+    package, which keeps the states in float32 at least. `kernels.disabled()` selects Keras'
+    own loop.
 
     Args:
         layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
@@ -271,8 +272,8 @@ def _check_layers(layers):
     recurrent = [part for part in layers if not isinstance(part, DROPOUTS)] if is_list else []
     if not recurrent or not all(isinstance(layer, keras.layers.RNN) for layer in recurrent):
         raise ValueError(
-            "`layers` must be a list of keras.layers.LSTM, GRU, SimpleRNN or RNN, at least one, "
-            f"and dropout layers between them. Received: {layers!r}"
+            "`layers` must be a list of at least one keras.layers.LSTM, GRU, SimpleRNN or "
+            f"RNN, with optional dropout layers between them. Received: {layers!r}"
         )
     if len(set(map(id, layers))) < len(layers):
         raise ValueError(

@@ -240,8 +240,8 @@ class TrellisLayer(StatefulLayer):
         weight_dropout: Float in [0, 1), DropConnect rate of the past taps of both kernels. Defaults
             to `0`.
         aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to `None`.
-        aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the authors'
-            code), `"top"` counts L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
+        aux_from: With n = `aux_every` and L = `depth`, `"bottom"` takes levels n, 2n, ... up to L
+            (the authors' code), `"top"` L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
         return_sequences, return_state, go_backwards: As in `keras.layers.RNN`, but all steps are
             returned by default. With a mask the last step is each row's last valid one; a row
             without any gets the initial h.
@@ -1048,8 +1048,8 @@ class MixedGroupKernel(ConvolutionKernel):
         super().__init__(kernel_size, filters, **kwargs)
         if not _are_positive(groups) or not groups or filters % sum(groups):
             raise ValueError(
-                "`groups` must be a list of positive channel widths, and `filters` blocks of "
-                "gates, each as wide as all groups together. "
+                "`groups` must be a list of positive channel widths, and `filters` a multiple of "
+                "their sum. "
                 f"Received: filters={filters}, groups={groups}"
             )
         self.groups = list(groups)
@@ -1095,7 +1095,7 @@ def _check_groups(units, depth, groups, kernel_structure, group_starts):
     if (groups is None) == (mixed or group_starts is not None):
         raise ValueError(
             '`kernel_structure="mixed_group"` and `group_starts` need `groups`, the channel '
-            f"width of each group, and `groups` one of them. {received}"
+            f"width of each group, and `groups` needs one of these two. {received}"
         )
     if groups is None:
         return

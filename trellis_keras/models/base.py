@@ -61,7 +61,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         faster with it: if its attribute `prefers_xla` is true and it computes in float32. (XLA does
         not use a CPU's bfloat16 units. In float64, XLA in TensorFlow 2.21 has computed wrong
         gradients of gated activations on a CPU: `jit_compile=True` warns.) A `PolyphonicModel`,
-        whose inputs differ in length, is an exception. On other devices Keras decides.
+        whose inputs differ in length, is compiled without XLA. On other devices Keras decides.
         """
         self._check_replicas(jit_compile, steps_per_execution)
         self._asked_to_compile = jit_compile

@@ -96,10 +96,10 @@ class TextGenerator:
     ) -> np.ndarray | str | list[str]:
         """Continues prompts, token by token.
 
-        The prompts may differ in length: their common length is read in one pass, and the rest of
-        the longer prompts while the other rows are generated. With a deterministic sampler each row
-        equals the result for that prompt alone (except for rounding, when two tokens are equally
-        good); the other samplers draw for all rows together.
+        The prompts may differ in length: the length of the shortest is read in one pass, and the
+        rest of the longer ones while the other rows are generated. With a deterministic sampler
+        each row equals the result for that prompt alone (except for rounding, when two tokens are
+        equally good); the other samplers draw for all rows together.
 
         Different lengths cause few compilations. Prompts are read in segments of 32, 64, 128, ...
         tokens, and their last tokens one at a time; the loop has room for a power of two of tokens.
@@ -110,8 +110,8 @@ class TextGenerator:
         Args:
             prompts: A string or a list of strings (for a model with a vocabulary), or rows of
                 token ids, such as integers (batch, time). Each has at least one token.
-            max_length: Positive integer, number of tokens in each row of the result, including the
-                prompt, so it must be greater than the length of the longest prompt.
+            max_length: Positive integer, maximum number of tokens in a row of the result, including
+                the prompt, so it must be greater than the length of the longest prompt.
             sampler: `"greedy"`, `"random"`, `"top_k"`, `"top_p"`, `"beam"` or `"contrastive"`,
                 with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, such as
                 `TopPSampler(p=0.9, temperature=0.8)`. Temperature 0 is greedy. Beam search ranks
@@ -413,7 +413,7 @@ def _encode_prompts(model, prompts):
     lengths = [len(row) if row.ndim == 1 else None for row in rows]
     if not lengths or not all(lengths):
         raise ValueError(
-            "`prompts` (--prompt) must be strings or rows of token ids, and none empty. "
+            "`prompts` (--prompt) must be non-empty strings or rows of token ids. "
             f"Received: {list(prompts)[:5]!r}"
         )
     for row in rows:
@@ -436,8 +436,8 @@ def _pad(rows, max_length):
     max_length = check_integer("max_length", max_length)
     if max_length <= longest:
         raise ValueError(
-            "`max_length` includes the prompt, so it must be greater than its "
-            f"{longest} tokens. Received: max_length={max_length}"
+            "`max_length` includes the prompt, so it must be greater than the length of the "
+            f"longest prompt, {longest} tokens. Received: max_length={max_length}"
         )
     given = np.full((len(rows), max_length), OPEN, "int32")
     for i, row in enumerate(rows):

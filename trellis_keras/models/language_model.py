@@ -99,7 +99,7 @@ class LanguageModel(TextGenerator, BackboneModel):
 
     Call arguments:
         tokens: Integer tensor (batch, time); or, as in a step of `fit` and `evaluate`, a tuple of
-            it, the targets (batch, n) and, optionally, their weights (batch,) or (batch, n).
+            the tokens, the targets (batch, n) and optional weights (batch,) or (batch, n).
         training: Boolean, whether dropout is active. Defaults to `False`.
 
     Returns:
@@ -588,7 +588,7 @@ class LanguageModel(TextGenerator, BackboneModel):
         return self.head.loss(self.encode(tokens[:, :-1])["hidden"], tokens[:, 1:])
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Returns the `text_loss` of a segment after a cache, and the cache before its end."""
+        """Returns a segment's `text_loss` after a cache, and the cache before the last token."""
         hidden, cache = self.hidden_prefill(tokens[:, :-1], cache)
         return self.head.loss(hidden, tokens[:, 1:]), cache
 

@@ -160,5 +160,5 @@ def temporal_activation_reg(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _mean_square(x):
-    """Mean over the last axis. (`ops.mean` leaves float64 on JAX.)"""
+    """Mean over the last axis. (On JAX, `ops.mean` does not keep float64.)"""
     return ops.sum(ops.square(x), axis=-1) / x.shape[-1]

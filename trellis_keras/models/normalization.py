@@ -92,7 +92,7 @@ class Standardization(keras.layers.Layer):
             channel = int(np.argmax(is_lost))
             warnings.warn(
                 f"Channel {channel} varies by {deviation[channel]:.2g} around "
-                f"{mean[channel]:.10g}, of which float32 keeps less than two digits. Subtract "
+                f"{mean[channel]:.10g}, of which float32 keeps fewer than two digits. Subtract "
                 "a constant from it before `adapt`, `fit` and `predict`.",
                 stacklevel=3,
             )

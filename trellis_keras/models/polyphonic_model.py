@@ -115,7 +115,7 @@ class PolyphonicModel(SequenceModel):
 
 
 def _of_keys(loss_or_metric):
-    """Returns the binary one for Keras' short names, which Keras would choose by shapes."""
+    """Returns the binary loss or metric for short names that Keras resolves by shapes."""
     if not isinstance(loss_or_metric, str):
         return loss_or_metric
     kinds = dict.fromkeys(("ce", "crossentropy"), "binary_crossentropy")

@@ -51,7 +51,7 @@ class GradientNorms(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs = None) -> None:
         if not len(self.batches):
-            raise ValueError("`batches` must contain a batch or more. Received: none")
+            raise ValueError("`batches` must contain at least one batch. Received: none")
         self._compile()
         index = {id(v): i for i, v in enumerate(self.model.trainable_variables)}
         self._indices = {

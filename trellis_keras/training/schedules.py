@@ -63,8 +63,8 @@ class PlateauDecay(_Monitor):
     does not offer, and the results of word-level language models depend on it:
 
     * `rule="best_before"`: the value is worse than the best of all epochs before the last `window`.
-      The rate decays after every such epoch until the value is a new best. The word-level
-      TrellisNet program (Bai et al. 2019) uses `factor=0.25, window=10, min_lr=0.02`.
+      The rate decays after every such epoch. The word-level TrellisNet program (Bai et al. 2019)
+      uses `factor=0.25, window=10, min_lr=0.02`.
     * `rule="worst_of_last"`: the value is not better than the worst of the last `window` epochs.
       The TCN programs (Bai et al. 2018) use `factor=0.5, window=5` for words, and
       `factor=0.1, window=3, strict=True` for characters and music.

@@ -436,7 +436,7 @@ _ENTRIES: dict[str, Entry] = {}
 
 
 def register(**fields: Any) -> Callable[[Callable], Callable[..., keras.Model]]:
-    """Registers a function that returns a model as a model of the zoo.
+    """Registers a function as a model of the zoo.
 
     The function's arguments are the model's hyper-parameters, including `seed`, with the published
     values as defaults. The decorated function builds and compiles the model, and also takes

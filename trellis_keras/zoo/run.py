@@ -83,7 +83,7 @@ def epochs_done(folder: str | os.PathLike) -> int:
 
 
 def is_finished(folder: str | os.PathLike) -> bool:
-    """Returns whether the run has finished its last epoch, or was stopped by its rule.
+    """Returns whether the run has finished its last epoch, or was stopped early.
 
     Raises:
         FileNotFoundError: If there is no run.

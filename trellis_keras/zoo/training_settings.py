@@ -190,8 +190,8 @@ class Training:
     def replace(self, **given: Any) -> "Training":
         """Returns a copy with some options replaced.
 
-        An object of another class takes over the arguments without default values of the one that
-        it replaces, as far as it has them. None removes an object.
+        An object of another class keeps those arguments of the one that it replaces that differ
+        from their defaults, if it has them. None removes an object.
         """
         names = ("batch_size", "epochs", "stream")
         fields: dict[str, Any] = {name: given[name] for name in names if name in given}
@@ -315,8 +315,8 @@ def _arguments(part):
         again = keras.saving.serialize_keras_object(_cycle(found))
         if again != rate:
             raise ValueError(
-                "`learning_rate` must be a number or a CosineDecay from 0 over `warmup_target` to "
-                f"0. Received: {rate}"
+                "`learning_rate` must be a number, or a CosineDecay to 0 whose warm-up, if any, "
+                f"starts from 0. Received: {rate}"
             )
     return found
 

@@ -103,7 +103,8 @@ def trellisnet_ptb(
         depth: Positive integer, number of levels.
         hidden_units: Positive integer, hidden channels in addition to the output channels.
         output_units: Positive integer, output channels. Without `experts` it must equal
-            `embedding_dim`, because the output matrix is tied to the embedding; None does.
+            `embedding_dim`, because the output matrix is tied to the embedding; `None` means
+            this value.
         embedding_dim: Positive integer, width of the embedding.
         kernel_size: Positive integer, number of taps of the convolution.
         injection_every: Positive integer, number of levels between injections of the input.

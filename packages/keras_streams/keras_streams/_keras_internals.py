@@ -1,4 +1,4 @@
-"""What the package uses of Keras that has no public name, each with the name that is missing."""
+"""Keras internals that the package uses, each with the public name that is missing."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ def ordered_nodes(function: keras.Function) -> list[Node]:
 
 @contextlib.contextmanager
 def without_new_calls(layers: Sequence[keras.Layer]) -> Iterator[None]:
-    """Context whose symbolic calls layers forget. Missing: a way to call them without a record."""
+    """Makes layers forget the calls in a block. Missing: a way to call them without a record."""
     counts = [len(layer._inbound_nodes) for layer in layers]
     try:
         yield

@@ -183,7 +183,7 @@ def add_endpoint(
         raise ValueError(
             f"The endpoint `{name}` is not a pure function of its inputs: its graph has "
             f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables at "
-            "inference, as Keras' recurrent layers with dropout do: build them without, and load "
-            "the weights."
+            "inference, as Keras' recurrent layers with dropout do: build them without dropout, "
+            "and load the weights."
         )
     archive.add_endpoint(name, compiled)

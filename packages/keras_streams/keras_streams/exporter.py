@@ -57,7 +57,7 @@ def export(
         path: Path of the file: `model.c`, `model.wasm`, `model.tflite` or `model.onnx`. The name of
             a C file is the prefix of its functions.
         format: `"c"`, `"wasm"`, or with the TensorFlow backend `"litert"` or `"onnx"`. Defaults to
-            `None`, the format of the file that `path` names.
+            `None`: the suffix of `path` decides.
         quantization: `None`, or `"int8"` for C of integers only, with 8-bit weights and 16-bit
             activations; `"int8_rings"` also keeps the past inputs of convolutions in 8 bits. With
             `"int8"`, LiteRT stores matrices as 8-bit integers. Defaults to `None`.
@@ -74,8 +74,9 @@ def export(
         The path that was written.
 
     Raises:
-        ValueError: If `path` exists or has the wrong type, an option does not apply, the model
-            cannot be exported, or a quantized file differs from Keras by more than the tolerance.
+        ValueError: If `path` exists and `overwrite` is False, or has the wrong suffix, an option
+            does not apply, the model cannot be exported, or a quantized file differs from Keras by
+            more than the tolerance.
         ImportError: If a package is missing: WebAssembly needs ziglang, integers a C compiler,
             LiteRT and ONNX TensorFlow, and ONNX tf2onnx and onnxruntime.
         RuntimeError: If what would be written differs from Keras.

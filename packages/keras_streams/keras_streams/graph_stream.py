@@ -606,7 +606,7 @@ def _time_axes(graph, given):
             for axis, rank in zip(axes, ranks, strict=False)
         ):
             raise ValueError(
-                "`time_axis` must be an axis of the inputs after that of the batch, or a structure "
+                "`time_axis` must be an axis of the inputs after the batch axis, or a structure "
                 f"of such axes like the inputs. Received: time_axis={given!r} for inputs of shapes "
                 f"{[tuple(x.shape) for x in tensors]}"
             )

@@ -392,7 +392,7 @@ def _letters(subscripts, left_shape, right_shape):
     operands, out = subscripts.replace(" ", "").split("->")
     parts = operands.split(",")
     if len(parts) != 2:
-        raise NotImplementedError("An einsum has two operands.")
+        raise NotImplementedError("An einsum must have two operands.")
     unused = [c for c in "ZYXWVUTSRQ" if c not in subscripts]
     counts = [
         len(shape) - len(part.replace("...", ""))

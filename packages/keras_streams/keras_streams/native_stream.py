@@ -162,7 +162,7 @@ def source_files(source: Source, folder: str | os.PathLike) -> dict[pathlib.Path
     path, name = pathlib.Path(folder, f"{source.prefix}.c"), f"{source.prefix.upper()}_EXPORT"
     number = zlib.crc32(f"{source.header}{source.code}".encode())
     header = f"{source.comment}#define {name} {number}u\n\n{source.header}"
-    message = f"{source.prefix}.h and {source.prefix}.c are of different exports."
+    message = f"{source.prefix}.h and {source.prefix}.c are from different exports."
     code = f'{source.code}\n#if {name} != {number}u\n#error "{message}"\n#endif\n'
     return {path: code.encode(), path.with_suffix(".h"): header.encode()}
 

@@ -94,7 +94,7 @@ _LARGEST_COUNT = 2**30  # of steps, in a running mean
 OR_WINDOW = (
     "If the model was trained on windows, pass their length, as in to_stream(model, window=128)."
 )
-OTHER_ROWS = "it changes the axis of the batch. Keep it as the first, with its size."
+OTHER_ROWS = "it changes the batch axis. Keep it first, with its size."
 Active = Callable[[Signal], Any]
 
 
@@ -127,7 +127,7 @@ class Part(Scoped):
     _past: int
     _padding = 0.0
     difference = (  # between the stream and the model
-        "its stream differs from it. Use a layer of Keras, or one that follows "
+        "its outputs differ when it is streamed. Use a layer of Keras, or one that follows "
         "keras_streams.StreamingMixin."
     )
 
@@ -209,7 +209,7 @@ class Pointwise(Part):
             except Exception as error:  # whatever an operation raises that needs more steps
                 raise call.refusal(
                     f"for inputs of shape {', '.join(map(str, shapes))} it raised "
-                    f"{error_summary(error)} Pass a longer `window`, as long as those in training."
+                    f"{error_summary(error)} Pass a longer `window`, such as that used in training."
                 ) from error
         places = range(len(call.specs))
         axes = [_time_axis(call, signals, n) if signal.has_time else 1 for n in places]
@@ -355,7 +355,7 @@ class Window(Part):
             steps = newest // block
         else:
             raise call.refusal(
-                f"it takes every {stride}th of the {block} samples of each step. Choose "
+                f"it takes one in {stride} of the {block} samples of each step. Choose "
                 "strides that divide, or are divided by, the size of the preceding UpSampling1D."
             )
         first = newest - block * steps  # in the block, the newest sample of the first window

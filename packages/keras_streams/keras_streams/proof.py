@@ -78,7 +78,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
         if not missing:
             return Proof(steps, max(known.values(), default=0.0))
     raise missing[0].call.refusal(
-        "no output of it is a finite number, so there is nothing to compare. Give data: "
+        "none of its outputs is a finite number, so there is nothing to compare. Pass data: "
         "to_stream(model, example=x)."
     )
 
@@ -138,8 +138,8 @@ def random_examples(stream: Any, length: int, rng: np.random.Generator) -> Itera
         for n, tensor in enumerate(keras.tree.flatten(stream.inputs)):
             if tensor.dtype == "string":
                 raise ValueError(
-                    f"{stream.name} takes strings, {tensor.name}, of which there are no random "
-                    "ones. Give data: to_stream(model, example=x)."
+                    f"{stream.name} takes strings ({tensor.name}), which cannot be drawn at "
+                    "random. Pass data: to_stream(model, example=x)."
                 )
             axis = stream.time_axes[n]
             shape = [length if i == axis else size for i, size in enumerate(tensor.shape)]
@@ -238,7 +238,7 @@ def _pairs(stream, xs, steps):
                 and part.signal.has_time
                 and _takes_few_steps(part.call, values)
             ):
-                text += " It takes fewer: pass the number, as in to_stream(model, max_context=64)."
+                text += " Pass how many steps it takes, as in to_stream(model, max_context=64)."
             raise part.call.refusal(text) from error
     yield from _of_outputs(stream, values, xs, steps)
 
@@ -434,8 +434,8 @@ def _alone(stream, call, xs):
 def _of_outputs(stream, values, xs, steps):
     """Yields the pairs of the model's outputs."""
     error = ValueError(
-        f"{stream.name} does not stream: its outputs differ from those of its layers, one "
-        "after another: a layer changes its outputs outside of `call`, or counts all steps. "
+        f"{stream.name} does not stream: its outputs differ from those of its layers "
+        "applied in turn: a layer changes its outputs outside of `call`, or counts all steps. "
         "Compute outputs in `call`, from the steps so far."
     )
     plan, window = stream.plan, stream.options.window

@@ -241,7 +241,7 @@ def _attention(call, signal, options):
             f"use_causal_mask=True), or use {_CAUSAL}. {OR_WINDOW}"
         )
     if len(set(call.inputs)) > 1 or len(signal.shape) > 1 or signal.axis != 1:
-        raise call.refusal("it attends to another sequence than its own: layer(x, x).")
+        raise call.refusal("it attends to a sequence other than its own. Call it as layer(x, x).")
     is_grouped = isinstance(layer, keras.layers.GroupQueryAttention)
     sliding = layer.sliding_window if is_grouped else sliding_window(layer)
     window = min(filter(None, (sliding, window)), default=None)
@@ -778,8 +778,8 @@ def _slice(call, signal):
         )
     if start < 0 or stride < 1:
         raise call.refusal(
-            "its slice of the time axis depends on where the sequence ends. Use a start from the "
-            f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
+            "its slice of the time axis depends on where the sequence ends. Use a start of 0 or "
+            f"more, a stop of None and a positive step. Received: {start}:{stop}:{stride}"
         )
     right = stop or 0  # a stop counts from the end
     if signal.length is not None:

@@ -453,7 +453,7 @@ REFUSED = {
         lambda x: layers.LSTM(2)(x, initial_state=layers.LSTM(2, return_state=True)(x)[1:]),
     "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
     "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
-    "stack.*changes the axis of the batch": lambda x: ops.stack([layers.GRU(2)(x)] * 4),
+    "stack.*changes the batch axis": lambda x: ops.stack([layers.GRU(2)(x)] * 4),
     r"p_re_lu.*Use shared_axes=.1.": layers.PReLU(),
     r"max.* .Max.*its output of shape \(\) depends on other steps": ops.max,
     "sum.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
@@ -476,7 +476,7 @@ REFUSED = {
     "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
     "reshape.*mixes the time axis": lambda x: layers.Reshape((6, 4))(x),
     "takes step 0 of the sequence. A stream supports only the last": lambda x: x[:, 0],
-    "transpose.*changes the axis of the batch": lambda x: ops.transpose(x, (1, 0, 2)),
+    "transpose.*changes the batch axis": lambda x: ops.transpose(x, (1, 0, 2)),
     "depends on where the sequence ends.*Received: -3:-1:1": lambda x: x[:, -3:-1],
     "channels_first.*|time axis is the last axis": lambda x: layers.GlobalMaxPooling1D(
         data_format="channels_first")(x),

@@ -79,9 +79,9 @@ def forecast(
         list[float] | None, typer.Option(help="Percentage of a band, 80 by default.")
     ] = None,
     season: Annotated[
-        list[int] | None, typer.Option(help="Steps after which series repeat. May be repeated.")
+        list[int] | None, typer.Option(help="Steps in a season. May be passed several times.")
     ] = None,
-    freq: Annotated[str | None, typer.Option(help="Frequency of times, as in pandas: h.")] = None,
+    freq: Annotated[str | None, typer.Option(help="Frequency of times, for example h.")] = None,
     windows: Annotated[
         int | None, typer.Option(min=1, help="Windows of the backtest, 5 unless series are short.")
     ] = None,
@@ -92,19 +92,19 @@ def forecast(
         bool, typer.Option(help="Try AutoETS and AutoTheta, if statsforecast is installed.")
     ] = True,
     fallback: Annotated[
-        bool, typer.Option(help="Write the naive forecast where it is better.")
+        bool, typer.Option(help="Write the naive forecast if the backtest favors it.")
     ] = True,
     sep: Annotated[str | None, typer.Option(help="Separator. Detected by default.")] = None,
     decimal: Annotated[str | None, typer.Option(help="Decimal sign. Detected by default.")] = None,
     dayfirst: Annotated[
         bool | None, typer.Option(help="Whether 01/02/2024 is the first of February.")
     ] = None,
-    encoding: Annotated[str | None, typer.Option(help="UTF-8 or Windows-1252 by default.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Encoding. Detected by default.")] = None,
     save: Annotated[
-        pathlib.Path | None, typer.Option(help="Folder to keep the fitted forecasts in.")
+        pathlib.Path | None, typer.Option(help="Folder to save the fitted forecasts to.")
     ] = None,
     model: Annotated[
-        pathlib.Path | None, typer.Option(help="Folder of kept forecasts, instead of fitting.")
+        pathlib.Path | None, typer.Option(help="Folder of saved forecasts, instead of fitting.")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that exist.")] = False,
 ) -> None:
@@ -143,8 +143,8 @@ def forecast(
             raise ValueError("Name the column to forecast: --target.")
         if time is None and _STEP in frame:
             raise ValueError(
-                f"{file} has a column {_STEP!r}, the name for rows without times. Pass "
-                f"--time {_STEP} if it has the times, or rename it."
+                f"{file} has a column {_STEP!r}, a name reserved for files without times. "
+                f"Pass --time {_STEP} if it has the times, or rename it."
             )
         forecasts = Forecasts(
             horizon,

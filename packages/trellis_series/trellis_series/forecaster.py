@@ -72,8 +72,8 @@ class Forecaster(SequenceModel):
             Defaults to `"data"`.
         **kwargs: `normalize`, `input_dropout`, `output_dropout`, `kernel_initializer`,
             `bias_initializer` and `seed`, as in `SequenceModel`. With `normalize=True` missing
-            inputs (NaN) are the mean of their channel, or with `scale="window"` the last known
-            value.
+            inputs (NaN) are replaced by the mean of their channel, or with `scale="window"` by the
+            last known value.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).

@@ -41,12 +41,12 @@ class Forecasts:
     and for long or many series, or with covariates, a network. The experts forecast from past
     origins; their errors there determine their weights and the width of the bands.
 
-    Tables are long data frames, a row for each series and time, in any order; without the column of
-    series there is one. A `DatetimeIndex` stands for the column of times, and a `pandas.Series` for
-    a table of one series. Missing rows are added, and a warning says how many; missing values are
-    NaN. A missing number in a covariate is replaced by the last known one, or by the mean if there
-    is none yet, and so are all covariates of added rows. Where a category is missing, none applies.
-    Methods raise `ValueError` for other tables.
+    Tables are long data frames, a row for each series and time, in any order; a table
+    without the column of series has one series. A `DatetimeIndex` stands for the column of times,
+    and a `pandas.Series` for a table of one series. Missing rows are added, and a warning says how
+    many; missing values are NaN. A missing number in a covariate is replaced by the last known one,
+    or by the mean if there is none yet, and so are all covariates of added rows. Where a category
+    is missing, none applies. Methods raise `ValueError` for other tables.
 
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to `24`.
@@ -56,7 +56,7 @@ class Forecasts:
         past, future, static: Names of covariates: known up to the present, such as a measured
             temperature; also known in the future, such as a holiday; or constant for each series.
             Strings and booleans are categories. Default to `()`.
-        season: Positive integer, number of steps after which series repeat, or several. Defaults to
+        season: Positive integer, number of steps after which series repeat, or a list. Defaults to
             `None`, the calendar's for `freq`, such as a day and a week for hours.
         network: `"auto"`, a network where there is enough to learn from: 15,000 values in the
             longest series or 100,000 in all (10,000 with covariates); a causal layer, as the
@@ -212,9 +212,8 @@ class Forecasts:
         """Returns the forecasts of the steps after the last value of each series.
 
         Args:
-            df: Table of other values which the forecasts follow: of the same series, without
-                fitting them again, or of others, which are fitted. Defaults to `None`, what was
-                fitted or passed to `update`.
+            df: Table of values to forecast from: series that were fitted are not fitted again, new
+                ones are fitted. Defaults to `None`, what was fitted or passed to `update`.
             X_df: Data frame of the steps to forecast, with the columns of series, times and
                 covariates known in the future. Required with `future`.
             levels: Percentages of the bands. Defaults to `None`, those of the constructor.
@@ -428,7 +427,7 @@ class Forecasts:
     def plot(self, df: Any = None, forecasts: pd.DataFrame | None = None, **options: Any) -> Any:
         """Draws series with forecasts and bands, by `utilsforecast.plotting.plot_series`.
 
-        A vertical line marks the last known value, where forecasts continue after it.
+        Where forecasts continue after the last known value, a vertical line marks it.
 
         Args:
             df: Table. Defaults to `None`, the last values that the forecasts read.

@@ -87,7 +87,7 @@ def _is_worth_trying(fittings):
 
 
 def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Forecaster | None:
-    """Trains a network on the first 70 % of each series, and stops by the next 15 %.
+    """Trains a network on the first 70 % of each series, with early stopping on the next 15 %.
 
     Args:
         fittings: `Fitting` of each series.
@@ -172,7 +172,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def weigh(network: Forecaster, fittings: Sequence[Fitting]) -> tuple[float, float]:
-    """Returns the weight of a network, and the share by which it lowers the error at least.
+    """Returns the weight of a network, and a lower bound on the share by which it lowers the error.
 
     The first is a multiple of 1/4, and 0 unless the error at origins after the network's data
     falls by more than one standard error.

@@ -22,7 +22,7 @@ _TIME_INDEXES = (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
 
 @dataclasses.dataclass
 class Columns:
-    """The names of a table's columns, and of the covariates by what is known of them when."""
+    """The names of a table's columns, with the covariates grouped by when they are known."""
 
     id: str = "unique_id"
     time: str = "ds"
@@ -117,8 +117,9 @@ def read_panel(
         varies = frame.groupby(names, observed=True)[name].nunique() > 1
         if varies.any():
             raise ValueError(
-                f"The column {name!r} must be constant for each series, or else `past` or "
-                f"`future`. Received: several values for the series {varies.idxmax()!r}"
+                f"The column {name!r} must be constant for each series; if not, "
+                "name it in `past` or `future`. Received: several values for the series "
+                f"{varies.idxmax()!r}"
             )
     times = parse_times(frame[columns.time], *encoding[columns.time])
     if kind is not None and times.dtype != kind:
@@ -302,7 +303,7 @@ def encode(
             unknown = sorted({*texts.dropna()} - {*about})
             if unknown:
                 raise ValueError(
-                    f"The column {name!r} must have the categories of the fit, "
+                    f"The column {name!r} must have only the categories seen when fitting, "
                     f"{', '.join(about)}. Received: {unknown[0]!r}"
                 )
             is_kind = np.stack([texts == kind for kind in about], axis=1).astype(float)

@@ -61,8 +61,8 @@ def save(
         pd.api.types.pandas_dtype(str(last.dtype))
     except TypeError as error:  # the zones of dateutil have no names
         raise ValueError(
-            "The zone of saved times must have a name, as after `dt.tz_convert('Europe/Berlin')`. "
-            f"Received: {last.dtype}"
+            "The time zone of saved times must have a name, as after "
+            f"`dt.tz_convert('Europe/Berlin')`. Received: {last.dtype}"
         ) from error
     times = {"kind": str(last.dtype), "last": last.astype(str).tolist()}
     leaves = [leaf for model in models.values() for leaf in _leaves(model._replace(last=0))]

@@ -60,7 +60,7 @@ def day_order(values: pd.Series) -> bool | None:
 
     Raises:
         ValueError: If the times are about as evenly spaced in both orders, such as the first days
-            of a January, which may also be the first days of months. Dots are for days first.
+            of a January, which may also be the first days of months. Dots mean days first.
     """
     first = values.iloc[0]
     first = first.strip() if isinstance(first, str) else ""
@@ -116,7 +116,7 @@ def _dates(values, **options):
     wrong = values[~years.between(1678, 2261)]  # those of nanoseconds
     if len(wrong):
         raise ValueError(
-            f"The column {values.name!r} must have times that exist, of the years 1678 to "
+            f"The column {values.name!r} must have times that exist, in the years 1678 to "
             f"2261, such as 2024-12-31 18:00. Received: {wrong.iloc[0]!r}"
         )
     form = values.astype(str).str.replace(r"\d", "0", regex=True)
@@ -220,7 +220,7 @@ def infer_freq(times: pd.Index) -> str | int:
         return to_offset(pd.Timedelta(step)).freqstr if is_duration else step
     if len(times) < 3:
         raise ValueError(
-            "Inferring the frequency takes at least three times. Received: "
+            "At least three points in time are needed to infer the frequency. Received: "
             f"{len(times)}. Pass `freq`, such as freq='D'."
         )
     # Clocks change, but days are days, and hours are hours.

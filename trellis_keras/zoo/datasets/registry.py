@@ -176,6 +176,7 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     Raises:
         ValueError: If the name or an option is unknown, or a file is not the published one.
         FileNotFoundError: If a file of a local copy is missing.
+        ImportError: If a download needs tensorflow-datasets, which is not installed.
         OSError: If a download fails.
 
     Example:

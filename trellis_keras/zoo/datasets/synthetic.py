@@ -90,7 +90,7 @@ def adding_examples(T: int, count: int, seed: int | Sequence[int]) -> tuple[np.n
 def copy_memory_examples(
     T: int, count: int, seed: int | Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generates sequences of ten digits that must be repeated `T` steps later.
+    """Generates sequences of ten digits that must be repeated `T + 10` steps later.
 
     A sequence is ten digits from 1 to 8, then T - 1 zeros, then 11 nines, the first of which is the
     delimiter. The target is zero except for the last ten steps, which repeat the digits. Predicting
