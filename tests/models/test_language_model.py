@@ -257,6 +257,10 @@ def test_rows_of_batches():
         assert all(state.shape[0] == rows and np.any(state) for state in states)
     with pytest.raises(ValueError, match="10 rows with batch_size=4"):
         model.fit(x, x, batch_size=4, verbose=0)
+    for rows, held_out in ((5, {"validation_split": 0.5}), (6, {"validation_data": [x[:6]] * 2})):
+        told = f"validation data of {rows} rows with batch_size=4"
+        with pytest.raises(ValueError, match=told):
+            model.fit(x, x, 5, verbose=0, validation_batch_size=4, **held_out)
     with pytest.raises(ValueError, match="shuffle=False"):
         model.fit(x, x, batch_size=5, shuffle=True, verbose=0)
     with pytest.raises(ValueError, match="known in advance.* Received: generator"):

@@ -509,6 +509,19 @@ def test_class_weights():
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
+def test_a_class_without_a_weight_has_weight_one():
+    """Also in a data set."""
+    import tensorflow as tf
+
+    x, y = data(False, rows=6)
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.0), **COMPILED)
+    expected = model.evaluate(x, y, sample_weight=np.where(y == 0, 2.0, 1.0), verbose=0)[0]
+    for batches in ((x, y), [tf.data.Dataset.from_tensors((x, y))]):
+        history = model.fit(*batches, class_weight={0: 2.0}, verbose=0).history
+        assert history["loss"] == pytest.approx([expected], rel=1e-5)
+
+
 # Errors
 
 

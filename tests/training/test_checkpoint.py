@@ -207,6 +207,18 @@ def test_callbacks_after_the_checkpoint_are_an_error(tmp_path, epochs):
     assert latest_checkpoint(tmp_path) is None
 
 
+def test_averages_in_place_of_the_weights_are_refused(tmp_path):
+    def train(**options):
+        swap = keras.callbacks.SwapEMAWeights(**options)
+        fit(make_model(optimizer=Adam(0.05, use_ema=True)), 3, swap, Checkpoint(tmp_path))
+
+    with pytest.raises(ValueError, match="after epoch-0001.npz .*Pass swap_on_epoch=False"):
+        train(swap_on_epoch=True)
+    assert latest_checkpoint(tmp_path) is None
+    train()
+    assert latest_checkpoint(tmp_path).name == "epoch-0003.npz"
+
+
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     def spoil(epoch, logs):
         if epoch == 1:
@@ -332,6 +344,33 @@ def test_restore_for_evaluation(trained):
     plain.build((None, 4))
     restore_checkpoint(plain, folder)
     assert_same(plain.get_weights(), trained.get_weights())
+
+
+@pytest.mark.both_backends
+def test_normalization_computes_with_restored_statistics(tmp_path):
+    """Also in functions that were compiled before."""
+    x, y = data()
+
+    def make_adapted(scale):
+        normalization = keras.layers.Normalization()
+        normalization.adapt(scale * x + scale)
+        model = keras.Sequential(
+            [keras.Input((4,)), normalization, keras.layers.Dense(1, use_bias=False)]
+        )
+        model.layers[-1].kernel.assign(np.ones((4, 1)))
+        model.compile("sgd", "mse")
+        return model
+
+    trained, other, resumed = (make_adapted(scale) for scale in (1, 9, 9))
+    fit(trained, 1, Checkpoint(tmp_path))
+    for model in (other, resumed):
+        assert model.evaluate(x, y, verbose=0) != trained.evaluate(x, y, verbose=0)
+    restore_checkpoint(other, tmp_path)
+    assert other.evaluate(x, y, verbose=0) == trained.evaluate(x, y, verbose=0)
+    np.testing.assert_array_equal(other.predict(x, verbose=0), trained.predict(x, verbose=0))
+    fit(trained, 2, initial_epoch=1)
+    fit(resumed, 2, Checkpoint(tmp_path))
+    assert_same(values(trained), values(resumed))
 
 
 def test_restore_errors(copied, tmp_path):

@@ -77,6 +77,25 @@ def test_best_model_of_a_metric_to_maximize(tmp_path):
         BestModel(tmp_path / "best.h5")
 
 
+def test_a_best_model_of_unknown_value_is_not_replaced(tmp_path):
+    x, path = np.zeros((4, 2)), tmp_path / "best.keras"
+
+    def train(epochs, *, is_saved):
+        model, best = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), BestModel(path)
+        model.compile("sgd", "mse")
+        checkpoint = Checkpoint(tmp_path / str(is_saved), callbacks=[best] * is_saved)
+        data = {"x": x, "y": x[:, :1] + 1, "validation_data": (x, x[:, :1])}  # worse each time
+        model.fit(**data, epochs=epochs, shuffle=False, verbose=0, callbacks=[best, checkpoint])
+        return path.read_bytes()
+
+    first = train(1, is_saved=False)
+    with pytest.raises(ValueError, match=r"best.keras may be .* better. .*Checkpoint\(callbacks"):
+        train(2, is_saved=False)
+    assert path.read_bytes() == first
+    first = train(1, is_saved=True)
+    assert train(2, is_saved=True) == first
+
+
 @pytest.mark.parametrize(
     "callback",
     [

@@ -192,7 +192,10 @@ def test_wrong_limits(tmp_path):
     with pytest.raises(ValueError, match="seconds='1'"):
         TimeLimit("1")
     limit = TimeLimit(9, checkpoint=Checkpoint(tmp_path))
+    model = make_model()
+    model.fit(*data(), epochs=2, shuffle=False, verbose=0, callbacks=[limit.checkpoint])
     with pytest.raises(ValueError, match="TimeLimit"):
-        make_model().fit(
+        model.fit(
             (data() for _ in itertools.count()), verbose=0, callbacks=[limit.checkpoint, limit]
         )
+    assert model.fit(*data(), verbose=0).epoch == [0]  # without the checkpoint

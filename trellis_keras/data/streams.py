@@ -213,7 +213,8 @@ class SequenceStream(ExampleStream):
 
     Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so resumed training sees the
     same batches. Pass the callback `EpochOrder` to `fit`, so that resumed training continues with
-    the order of its epoch, and `shuffle=False`, or Keras shuffles the batches again.
+    the order of its epoch, and `shuffle=False`, or Keras shuffles the batches again. With
+    `steps_per_epoch`, Keras would continue with the order of another epoch.
 
     Args:
         x: Array of shape (examples, ...).

@@ -17,7 +17,7 @@ from keras import ops
 from keras_streams import to_stream
 from keras_streams.exported_stream import ExportedStream
 from keras_streams.protocol import at_least_float32, check_built
-from trellis_keras._keras_internals import save_to_file
+from trellis_keras._keras_internals import save_to_file, set_initial_epoch
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers.saving import SublayersMixin
 from trellis_keras.models.metrics import MeanLoss
@@ -90,6 +90,7 @@ class BackboneModel(SublayersMixin, keras.Model):
             return super().fit(x, *args, **kwargs)
         finally:  # Keras tells no callback, such as `training.GrowingDepth`, of an interruption
             self.set_depth(depth)
+            set_initial_epoch(self, None)  # of `training.Checkpoint`
 
     def train_on_batch(
         self,

@@ -433,8 +433,9 @@ class LanguageModel(TextGenerator, BackboneModel):
         """
         self._encode_class_weight(kwargs.get("class_weight"))
         validation = kwargs.get("validation_data")
+        validation = validation if isinstance(validation, (tuple, list)) else [validation]
         self._check_data(x, y, kwargs.get("sample_weight"))
-        self._check_data(*(validation if isinstance(validation, (tuple, list)) else [validation]))
+        self._check_data(*validation)
         self._build_for_tokens()
         self._check_causal()
         if shuffle is None:
@@ -442,8 +443,13 @@ class LanguageModel(TextGenerator, BackboneModel):
         if self._is_stateful:
             if shuffle:
                 raise ValueError("A stateful backbone needs batches in order: use shuffle=False.")
-            split = kwargs.get("validation_split")
-            trained = x[: math.floor(len(x) * (1 - split))] if split else x
+            trained, held_out = x, validation[0]
+            if held_out is None and (split := kwargs.get("validation_split")):
+                end = math.floor(len(x) * (1 - split))
+                trained, held_out = x[:end], x[end:]
+            if held_out is not None:  # checked now, before an epoch is trained
+                rows = kwargs.get("validation_batch_size") or batch_size
+                _rows_per_batch(held_out, rows, "validation data of ")
             self.allocate_states(trained, batch_size, training=True)
             reset = keras.callbacks.LambdaCallback(
                 on_epoch_begin=lambda *_: self.backbone.reset_state(training=True)
@@ -699,7 +705,7 @@ def _check_backbone(backbone):
         )
 
 
-def _rows_per_batch(x, batch_size):
+def _rows_per_batch(x, batch_size, data=""):
     """Returns the number of rows of the batches that Keras will read from x, in all processes."""
     rows, received = None, type(x).__name__
     if isinstance(x, keras.utils.PyDataset):
@@ -714,7 +720,7 @@ def _rows_per_batch(x, batch_size):
         raise ValueError(
             "A stateful backbone needs batches of equal size, known in advance: arrays, a "
             "`keras.utils.PyDataset`, or a `tf.data.Dataset` of batch(..., drop_remainder=True). "
-            f"Received: {received}"
+            f"Received: {data}{received}"
         )
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.auto_shard_dataset:

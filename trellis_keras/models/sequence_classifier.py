@@ -248,7 +248,8 @@ class SequenceClassifier(SequenceModel):
                 f"The keys of `class_weight` must be classes from 0 to {self.num_classes - 1}, or "
                 f"names in class_names={self.class_names}. Received: {unknown}"
             )
-        return by_number
+        # Keras' table for data sets ends with the largest of its keys.
+        return {number: by_number.get(number, 1.0) for number in range(self.num_classes)}
 
     def _check_targets(self, y):
         if y.dtype.kind in "OSU":

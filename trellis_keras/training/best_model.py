@@ -24,6 +24,10 @@ class BestModel(keras.callbacks.Callback):
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
         mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
 
+    Raises:
+        ValueError: If training begins after the first epoch, the file exists, and the best value is
+            unknown: list this callback in `Checkpoint(callbacks=[...])` too.
+
     Example:
 
     >>> model.fit(x, y, validation_split=0.1, callbacks=[BestModel("run/best.keras")])
@@ -40,15 +44,26 @@ class BestModel(keras.callbacks.Callback):
         self.monitor = monitor
         self.mode = mode
         self.best = math.inf if mode == "min" else -math.inf
+        self._knows_best = False
 
     def get_state(self) -> dict:
         return {"best": self.best}
 
     def set_state(self, state: dict) -> None:
         self.best = state["best"]
+        self._knows_best = True
 
     def on_train_begin(self, logs: Logs = None) -> None:
         check_can_write(self.path)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        if epoch > 0 and not self._knows_best and self.path.exists():
+            raise ValueError(
+                f"{self.path} may be from an earlier epoch, and better. Pass this BestModel to "
+                f"Checkpoint(callbacks=[...]), which saves the best {self.monitor}, or another "
+                "`path`."
+            )
+        self._knows_best = True
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         value = monitored_value(self, logs)

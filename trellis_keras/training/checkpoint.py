@@ -50,15 +50,19 @@ class Checkpoint(keras.callbacks.Callback):
 
     * this callback is the last in the list given to `fit` (only `TimeLimit` may follow), and
       `callbacks` lists the callbacks that have state;
-    * the order of the data depends only on the epoch. The state of Keras' own shuffling cannot be
-      saved: pass `shuffle=False` to `fit` and shuffle in the data set if needed.
+    * the order of the data depends only on the epoch. The state of Keras' own shuffling, and that
+      of `tf.data`, cannot be saved: pass `shuffle=False` to `fit`, and shuffle with
+      `data.SequenceStream(shuffle=True)` and the callback `data.EpochOrder`;
+    * each epoch reads the whole data set, without `steps_per_epoch`: Keras would continue it in the
+      next epoch.
 
     A checkpoint contains the model's weights, the optimizer's variables (including iteration and
     learning rate, which override the compiled ones), the epoch, and the callbacks' states. Two
     are kept, so that a damaged one costs only one epoch. At the start of every epoch the model's
     random generators are seeded from `seed` and the epoch. The states that a stateful layer carries
     between batches are only in checkpoints within an epoch, because `LanguageModel` resets them
-    when an epoch starts.
+    when an epoch starts. In a model of your own, reset those of Keras' stateful layers there: on
+    TensorFlow they are in no checkpoint.
 
     To resume from a checkpoint within an epoch, the model must have the variables of its metrics,
     and `fit` must receive the remaining batches of that epoch, and stop after it: see
@@ -77,7 +81,8 @@ class Checkpoint(keras.callbacks.Callback):
         ValueError: If an argument is out of range or the folder cannot be written to. When training
             begins, if all checkpoints are damaged, or the newest one belongs to another model,
             optimizer, seed or list of callbacks. After the first epoch, if one of `callbacks` comes
-            after this one in the list given to `fit`.
+            after this one in the list given to `fit`, or if the weights are exchanged for their
+            averages at the end of an epoch.
         FloatingPointError, OSError: After an epoch, if a weight is not finite or the checkpoint
             cannot be written. Older checkpoints are kept.
 
@@ -113,22 +118,21 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_minutes = save_minutes
         self.async_safe = save_minutes is None  # Keras need not wait for the logs of a step
         self._last_saved = None  # (path, callbacks' states)
+        self._last_weight = None  # in it, of an optimizer that averages weights
         self._written = None  # the newest checkpoint of this object
         self._within = None  # (path, state, arrays) of a checkpoint within an epoch
         self._batches_before = 0  # of this epoch, in an earlier process
 
     def on_train_begin(self, logs: Logs = None) -> None:
         _check_built(self.model)
-        if self.save_minutes is not None and self.params["steps"] is None:
-            raise ValueError(
-                "`save_minutes` needs a data set with a known number of batches. Received: data "
-                "of unknown length"
-            )
+        if self.save_minutes is not None:
+            check_steps(self.params, "`save_minutes`")
         remove_unfinished(self.directory)
         if (found := read_newest(self.directory)) is not None:
             self._resume(*found)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._check_averages()
         self._check_order()
         # `fit` has read it; left in place, it would shorten the next `fit`.
         set_initial_epoch(self.model, None)
@@ -183,9 +187,29 @@ class Checkpoint(keras.callbacks.Callback):
         for outdated in [*within, *whole[:-_KEPT]]:
             outdated.unlink()
         self._last_saved = None if batch else (path, state["callbacks"])
+        self._last_weight = None if batch else self._averaged_weight()
 
     def _memories(self):
         return [{"class": type(c).__name__, "state": _get_memory(c)} for c in self.callbacks]
+
+    def _averaged_weight(self):
+        weights = self.model.trainable_variables
+        if not weights or not getattr(self.model.optimizer, "use_ema", False):
+            return None
+        return np.array(ops.convert_to_numpy(weights[0]))
+
+    def _check_averages(self):
+        """Removes the last checkpoint if it has the averages of the weights in their place."""
+        if self._last_saved is None or self._last_weight is None:
+            return
+        if not np.array_equal(self._last_weight, self._averaged_weight(), equal_nan=True):
+            path, self._last_saved = self._last_saved[0], None
+            path.unlink()
+            raise ValueError(
+                f"The weights have changed after {path.name} was written, as by "
+                "SwapEMAWeights(swap_on_epoch=True). The checkpoint was removed. Pass "
+                "swap_on_epoch=False."
+            )
 
     def _check_order(self):
         """Removes the last checkpoint if a callback has changed its state since."""
@@ -239,6 +263,15 @@ class Checkpoint(keras.callbacks.Callback):
     def _say(self, text):
         if self.params.get("verbose"):
             print(text)
+
+
+def check_steps(params: dict[str, Any], option: str) -> None:
+    """Raises ValueError unless `fit` knows the number of batches, which an option needs."""
+    if params["steps"] is None:
+        raise ValueError(
+            f"{option} needs a data set with a known number of batches. Received: data of unknown "
+            "length"
+        )
 
 
 class RestOfEpoch(keras.utils.PyDataset):
@@ -411,6 +444,12 @@ def _assign(model, kinds, state, arrays, path):
             )
     for variable, array in pairs:
         variable.assign(array)
+    if derived := [x for x in all_layers(model) if isinstance(x, keras.layers.Normalization)]:
+        for layer in derived:  # which computes with constants, as after `load_weights`
+            layer.finalize_state()
+        for kind in ("train", "test", "predict"):  # compiled with the former constants
+            if getattr(model, f"{kind}_function", None) is not None:
+                getattr(model, f"make_{kind}_function")(force=True)
 
 
 def _signature(kind, path, shape, dtype):

@@ -8,7 +8,7 @@ import keras
 
 from trellis_keras.layers.checks import check_choice
 from trellis_keras.training.callbacks import SavedArguments
-from trellis_keras.training.checkpoint import Checkpoint
+from trellis_keras.training.checkpoint import Checkpoint, check_steps
 from trellis_keras.types import Logs
 
 
@@ -197,12 +197,12 @@ class TimeLimit(keras.callbacks.Callback):
         """Whether Keras need not wait for the logs of a step."""
         return self.checkpoint is None
 
+    def set_params(self, params: dict) -> None:
+        super().set_params(params)
+        if self.checkpoint is not None:  # refused here, before it resumes
+            check_steps(params, "TimeLimit with a `checkpoint`")
+
     def on_train_begin(self, logs: Logs = None) -> None:
-        if self.checkpoint is not None and self.params["steps"] is None:
-            raise ValueError(
-                "TimeLimit with a `checkpoint` needs a data set with a known number of batches. "
-                "Received: data of unknown length"
-            )
         self.stopped = False
         self._epochs = 0
         self._epoch_end = monotonic()
