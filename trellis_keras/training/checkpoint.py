@@ -117,8 +117,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.callbacks = list(callbacks)
         self.save_minutes = save_minutes
         self.async_safe = save_minutes is None  # Keras need not wait for the logs of a step
-        self._last_saved = None  # (path, callbacks' states)
-        self._last_weight = None  # in it, of an optimizer that averages weights
+        self._last_saved = None  # (path, callbacks' states, `_averaged_weight()`)
         self._written = None  # the newest checkpoint of this object
         self._within = None  # (path, state, arrays) of a checkpoint within an epoch
         self._batches_before = 0  # of this epoch, in an earlier process
@@ -186,13 +185,14 @@ class Checkpoint(keras.callbacks.Callback):
         whole = [p for (_, batches), p in older if not batches]
         for outdated in [*within, *whole[:-_KEPT]]:
             outdated.unlink()
-        self._last_saved = None if batch else (path, state["callbacks"])
-        self._last_weight = None if batch else self._averaged_weight()
+        saved = path, state["callbacks"], self._averaged_weight()
+        self._last_saved = None if batch else saved
 
     def _memories(self):
         return [{"class": type(c).__name__, "state": _get_memory(c)} for c in self.callbacks]
 
     def _averaged_weight(self):
+        """Returns the value of one weight, if the optimizer averages weights."""
         weights = self.model.trainable_variables
         if not weights or not getattr(self.model.optimizer, "use_ema", False):
             return None
@@ -200,10 +200,11 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _check_averages(self):
         """Removes the last checkpoint if it has the averages of the weights in their place."""
-        if self._last_saved is None or self._last_weight is None:
+        if self._last_saved is None or self._last_saved[-1] is None:
             return
-        if not np.array_equal(self._last_weight, self._averaged_weight(), equal_nan=True):
-            path, self._last_saved = self._last_saved[0], None
+        path, _, saved = self._last_saved
+        if not np.array_equal(saved, self._averaged_weight()):
+            self._last_saved = None
             path.unlink()
             raise ValueError(
                 f"The weights have changed after {path.name} was written, as by "
@@ -215,7 +216,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Removes the last checkpoint if a callback has changed its state since."""
         if self._last_saved is None:
             return
-        (path, saved), self._last_saved = self._last_saved, None
+        (path, saved, _), self._last_saved = self._last_saved, None
         for before, now in zip(saved, self._memories(), strict=True):
             if before != now:
                 path.unlink()

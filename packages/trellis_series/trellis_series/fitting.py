@@ -2,8 +2,8 @@
 
 No expert has seen what followed an origin in the series itself. The ridge regression that a panel
 shares sums over folds rather than times: where series end at different times, it has seen later
-times of the others. The weights of the experts, the penalty of the
-ridge regressions and the width of the band come from those errors.
+times of the others. The weights of the experts, the penalty of the ridge regressions and the width
+of the band come from those errors.
 """
 
 import functools

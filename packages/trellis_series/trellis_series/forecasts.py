@@ -41,12 +41,12 @@ class Forecasts:
     and for long or many series, or with covariates, a network. The experts forecast from past
     origins; their errors there determine their weights and the width of the bands.
 
-    Tables are long data frames, a row for each series and time, in any order; a table
-    without the column of series has one series. A `DatetimeIndex` stands for the column of times,
-    and a `pandas.Series` for a table of one series. Missing rows are added, and a warning says how
-    many; missing values are NaN. A missing number in a covariate is replaced by the last known one,
-    or by the mean if there is none yet, and so are all covariates of added rows. Where a category
-    is missing, none applies. Methods raise `ValueError` for other tables.
+    Tables are long data frames, a row for each series and time, in any order; without the column of
+    series, all rows belong to one. A `DatetimeIndex` stands for the column of times, and a
+    `pandas.Series` for a table of one series. Missing rows are added, and a warning says how many;
+    missing values are NaN. Missing numbers of covariates, and all covariates of added rows, are
+    filled with the last known value, or with the mean before the first one. A missing category
+    counts as none of the known ones. Methods raise `ValueError` for other tables.
 
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to `24`.
