@@ -331,7 +331,7 @@ def _of_tcn(layer):
 def _of_lru(layer):
     if getattr(layer, "projection", None) is not None:
         raise ValueError(
-            "The authors' lattices do not project inputs, so these must have `units` channels. "
+            "The authors' lattices have no input projection: inputs must have `units` channels. "
             f"Received: {layer.input_channels} channels, units={layer.units}"
         )
     found = []

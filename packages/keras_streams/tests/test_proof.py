@@ -184,7 +184,7 @@ def test_a_model_whose_outputs_are_never_finite_needs_an_example():
 def test_a_model_of_strings_needs_an_example():
     x = keras.Input((None,), dtype="string", name="word")
     net = keras.Model(x, layers.Embedding(3, 2)(layers.StringLookup(vocabulary=["a", "b"])(x)))
-    with pytest.raises(ValueError, match="takes strings, word,.*example=x"):
+    with pytest.raises(ValueError, match=r"takes strings \(word\), .*example=x"):
         to_stream(net)
     stream, x = to_stream(net, example=np.array([["b", "a"]])), np.array([["a", "c"]])
     np.testing.assert_array_equal(stream.prefill(x)[0], net(x))
